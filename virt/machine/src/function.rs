@@ -1,4 +1,5 @@
-//! What a function is to its owner, what it is lent for one call, and what it asks for in return.
+//! Interface of a function to its owner: [`Function`] and [`DataPath`], the resources of one call
+//! ([`Cx`]), and the effects that a call asks for ([`Effects`]).
 
 use std::ops::Range;
 use std::os::fd::RawFd;
@@ -10,22 +11,23 @@ use platform::interrupt::Message;
 use crate::request::TicketResult;
 use crate::unit::{Command, CommandId, CommandResult, Hold, HoldId, Invalidation, RefusedAccess};
 
-/// What of a function never changes, for doors that other threads use.
+/// Properties of a function that never change, for handles that other threads use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FunctionShape {
-    /// What each BAR is.
+    /// Kind of each BAR.
     pub bars: [BarKind; BARS],
-    /// Where doorbells are: a BAR and a range in it.
+    /// Location of the doorbells: a BAR, and a range of offsets in it in bytes.
     pub doorbells: Option<(u8, Range<u64>)>,
-    /// It wants to hear of its unit's invalidations ([`Function::invalidated`]).
+    /// Whether it subscribes to its unit's invalidations ([`Function::invalidated`]).
     pub hears_invalidations: bool,
-    /// It is its unit's face: it tells the guest of accesses that the unit refuses
+    /// Whether it presents its unit to the guest: it reports the accesses that the unit refuses
     /// ([`Function::access_refused`]), and its doorbells are the IOMMU's.
     pub is_iommu: bool,
 }
 
 impl FunctionShape {
-    /// With these BARs, no doorbells, and no ear for invalidations and refusals.
+    /// Returns a shape with these BARs, without doorbells, and subscribed to neither invalidations
+    /// nor refused accesses.
     pub fn new(bars: [BarKind; BARS]) -> Self {
         Self {
             bars,
@@ -47,7 +49,7 @@ pub struct FunctionCounts {
     pub pends: u64,
 }
 
-/// What a poll has found.
+/// Result of a poll.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Progress {
@@ -55,23 +57,23 @@ pub enum Progress {
     Idle,
     /// Something was done, or is left to do at once.
     Busy,
-    /// Busy with a stop: what is in flight has not ended.
+    /// Busy with a stop: a request in flight has not ended.
     Stopping,
 }
 
-/// What a function wants done once its call has returned. The owner carries it out, in the order of
-/// the fields.
+/// Effects that a function asks for during a call. The owner carries them out after the call, in
+/// the order of the fields.
 #[derive(Debug)]
 pub struct Effects<C> {
     /// Changes of its unit's mappings. Each ends in [`Function::command_done`].
     pub(crate) commands: Vec<Command<C>>,
     /// Interrupts to send: each goes through its unit's interrupt remapping.
     pub messages: Vec<Message>,
-    /// Messages for its interrupt lines, before remapping; `None`: the line is kept back.
+    /// Messages for its interrupt lines, before remapping; `None`: the line's signals are kept.
     pub(crate) routes: Vec<(u16, Option<Message>)>,
-    /// The level of its legacy pin, where that has changed.
+    /// Level of its legacy pin, where that has changed.
     pub(crate) pin: Option<bool>,
-    /// Invalidations that it held and holds no longer.
+    /// Invalidations that it has held and now releases.
     pub(crate) released: Vec<HoldId>,
     source: SourceId,
     next_command: u64,
@@ -91,7 +93,7 @@ impl<C> Effects<C> {
         }
     }
 
-    /// Asks for a change of its unit's mappings; its name.
+    /// Asks for a change of its unit's mappings and returns the command's name.
     pub fn command(&mut self, what: C) -> CommandId {
         let id = CommandId(self.next_command);
         // The lower half wraps: no function has 2^32 commands under way.
@@ -101,7 +103,7 @@ impl<C> Effects<C> {
         id
     }
 
-    /// From now on signals of `line` are this message; `None`: they are kept.
+    /// Sets the message that signals of `line` send from now on; `None`: the signals are kept.
     pub fn route(&mut self, line: u16, message: Option<Message>) {
         self.routes.push((line, message));
     }
@@ -111,8 +113,8 @@ impl<C> Effects<C> {
         self.pin = Some(level);
     }
 
-    /// Lets an invalidation go that [`Function::invalidated`] has held under this name. A name that
-    /// is not held, or no longer, lets nothing go.
+    /// Releases an invalidation that [`Function::invalidated`] has held under this name. A name
+    /// that is not held any more has no effect.
     pub fn release(&mut self, hold: HoldId) {
         self.released.push(hold);
     }
@@ -132,14 +134,15 @@ impl<C> Effects<C> {
     }
 }
 
-/// What a function is lent for one call: its unit, the memory, and a list for what it wants done.
+/// Resources for one call into a function: its remapping unit, guest memory, and the list of its
+/// effects.
 pub struct Cx<'a, I, M, C> {
     unit: &'a mut I,
     bypass: &'a mut NoIommu,
     mem: &'a M,
     source: SourceId,
     now: u64,
-    /// What it wants done.
+    /// Effects that the function asks for.
     pub effects: &'a mut Effects<C>,
 }
 
@@ -166,57 +169,57 @@ impl<'a, I, M, C> Cx<'a, I, M, C> {
 }
 
 impl<I: Iommu, M: PhysMem, C> Cx<'_, I, M, C> {
-    /// Guest memory as the function's DMA sees it. The view has no state of its own.
+    /// Returns guest memory as the function's DMA sees it. The view has no state of its own.
     #[inline]
     pub fn view(&mut self) -> View<'_, I, M> {
         View::new(self.unit, self.mem, self.source)
     }
 
-    /// The view, and the list beside it.
+    /// Returns the view together with the list of effects.
     #[inline]
     pub fn split(&mut self) -> (View<'_, I, M>, &mut Effects<C>) {
         (View::new(self.unit, self.mem, self.source), self.effects)
     }
 
-    /// Guest memory past the unit, at guest-physical addresses: for a function that its unit must
-    /// not stand in the way of, as the request queue of a paravirtual IOMMU.
+    /// Returns guest memory at guest-physical addresses, without translation: for a function whose
+    /// accesses its own unit must not translate, such as the request queue of a paravirtual IOMMU.
     #[inline]
     pub fn bypass_view(&mut self) -> View<'_, NoIommu, M> {
         View::new(self.bypass, self.mem, self.source)
     }
 
-    /// The bypass view, and the list beside it.
+    /// Returns the bypass view together with the list of effects.
     #[inline]
     pub fn split_bypass(&mut self) -> (View<'_, NoIommu, M>, &mut Effects<C>) {
         (View::new(self.bypass, self.mem, self.source), self.effects)
     }
 
-    /// The unit, the memory behind it and the list, for a function that follows its unit's
-    /// mappings: it walks the tables ([`Iommu::next_mapping`]) and asks for host memory at
+    /// Returns the unit, guest memory and the list of effects, for a function that follows its
+    /// unit's mappings: it walks the tables ([`Iommu::next_mapping`]) and asks for host memory at
     /// guest-physical addresses.
     #[inline]
     pub fn follow(&mut self) -> (&I, &M, &mut Effects<C>) {
         (self.unit, self.mem, self.effects)
     }
 
-    /// Monotonic time, ns.
+    /// Returns monotonic time, ns.
     #[inline]
     pub fn now(&self) -> u64 {
         self.now
     }
 }
 
-/// A function as everybody but its data path sees it. All calls come from the owner's thread; none
-/// blocks.
+/// Control interface of a function: everything but its data path. All calls come from the owner's
+/// thread; none blocks.
 ///
-/// **Stopping.** A write that stops the function (reset, Bus Master off) is not over before it is
-/// quiet: [`is_silent`](Self::is_silent) says when a configuration write may be answered. The end
-/// of the machine is a stop for good, as is removal.
+/// **Stopping.** A write that stops the function (reset, Bus Master off) is answered only once the
+/// function does no more DMA, as [`is_silent`](Self::is_silent) reports. The end of the machine and
+/// a removal stop the function for good.
 pub trait Function<C>: Send {
-    /// The requester its DMA and its interrupts carry.
+    /// Returns the requester of its DMA and its interrupts.
     fn source(&self) -> SourceId;
 
-    /// What never changes.
+    /// Returns the properties that never change.
     fn shape(&self) -> FunctionShape;
 
     /// Reads `len` (1, 2 or 4) bytes of configuration space.
@@ -245,112 +248,115 @@ pub trait Function<C>: Send {
         out: &mut Effects<C>,
     );
 
-    /// Doorbell number `queue` rang.
+    /// Handles a ring of doorbell number `queue`.
     fn ring(&mut self, queue: u16) {
         let _ = queue;
     }
 
-    /// Gives `add` the descriptors that its back end wakes by, once armed.
+    /// Passes to `add` the descriptors that its back end wakes by, once armed.
     fn wake_fds(&self, add: &mut dyn FnMut(RawFd)) {
         let _ = add;
     }
 
-    /// When it must be polled again although nothing has arrived, in ns.
+    /// Returns the time, in ns, at which it must be polled again even if nothing has arrived.
     fn deadline(&self) -> Option<u64> {
         None
     }
 
-    /// Whether a stop asked for is over; true when none was asked for. As it stands, like the
-    /// methods on stopping that follow: a function that has nothing in flight between two calls.
+    /// Returns whether a stop that was asked for is over; true when none was asked for. The
+    /// default, as that of the methods on stopping below, suits a function that has nothing in
+    /// flight between two calls.
     fn is_drained(&self) -> bool {
         true
     }
 
-    /// Whether it does no DMA until it is started again; true also when no stop was asked for.
+    /// Returns whether it does no DMA until it is started again; true also when no stop was asked
+    /// for.
     fn is_silent(&self) -> bool {
         self.is_drained()
     }
 
-    /// A stop has lasted for the drain limit; called once.
+    /// Reports that a stop has lasted for the drain limit; called once.
     fn stop_overdue(&mut self) {}
 
-    /// An unmap has waited for its requests for the drain limit: they are to be cancelled.
+    /// Cancels the requests for which an unmap has waited for the drain limit.
     fn cancel_overdue(&mut self) {}
 
-    /// The machine has ended, or the function is removed: it stops for good.
+    /// Stops the function for good: the machine has ended, or the function is removed.
     fn end(&mut self) {}
 
-    /// Whether nothing is in flight any more after [`end`](Self::end).
+    /// Returns whether nothing is in flight any more after [`end`](Self::end).
     fn has_ended(&self) -> bool {
         self.is_drained()
     }
 
-    /// What `ticket` stood for has happened, or never will. Not all tickets are its own. As it
-    /// stands: a function that asks again at every poll.
+    /// Reports that the wait for `ticket` has ended: the memory is there, or never will be. The
+    /// ticket may be another function's. The default suits a function that retries at every poll.
     fn ticket_done(&mut self, ticket: Ticket, result: TicketResult) {
         let _ = (ticket, result);
     }
 
-    /// A command is over.
+    /// Reports that a command has ended.
     fn command_done(&mut self, id: CommandId, result: CommandResult, out: &mut Effects<C>) {
         let _ = (id, result, out);
     }
 
-    /// Its unit has refused an access, of any function under it. The next poll may tell the guest.
+    /// Reports an access that its unit has refused, of any function under it. The next poll may
+    /// tell the guest.
     fn access_refused(&mut self, access: &RefusedAccess) {
         let _ = access;
     }
 
-    /// Its unit invalidates. Called while the unit works: whatever follows from it is done by the
-    /// next poll. `hold` names the hold, if that is the answer.
+    /// Reports an invalidation by its unit, and returns whether the function holds it, under the
+    /// name `hold`. It is called while the unit works: the function acts on it in its next poll.
     fn invalidated(&mut self, what: &Invalidation, hold: HoldId) -> Hold {
         let _ = (what, hold);
         Hold::No
     }
 
-    /// It has held an invalidation for the owner's limit; called once for each. The invalidation
-    /// still completes only when it is released. As it stands it is released: right for a follower
-    /// whose lag costs no protection.
+    /// Reports an invalidation that it has held for the owner's limit; called once for each. The
+    /// invalidation completes only when it is released. The default releases it: right for a
+    /// follower whose lag costs no protection.
     fn hold_overdue(&mut self, hold: HoldId, out: &mut Effects<C>) {
         out.release(hold);
     }
 
-    /// Messages of its interrupt lines, after remapping: all that change together, so that a
-    /// hypervisor's table is sent once.
+    /// Passes the messages of its interrupt lines, after remapping: all that change together, so
+    /// that a hypervisor's table is sent once.
     fn connect(&mut self, lines: &[(u16, Option<Message>)]) {
         let _ = lines;
     }
 
-    /// Counters. As it stands: none.
+    /// Returns its counters. Default: all zero.
     fn counts(&self) -> FunctionCounts {
         FunctionCounts::default()
     }
 }
 
-/// A function's data path: generic over the concrete unit and memory, so that no access is looked
-/// up.
+/// Data path of a function: generic over the concrete unit and memory, so that no access is
+/// dispatched dynamically.
 pub trait DataPath<C>: Function<C> {
-    /// A bounded batch of its work, or of stopping.
+    /// Does a bounded batch of its work, or of stopping.
     fn poll<I: Iommu, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, C>) -> Progress;
 
-    /// Asks the driver for doorbells, where it would not ring them otherwise. Followed by a fence
-    /// and [`has_work`](Self::has_work).
+    /// Asks the driver for doorbells, where it would not ring them otherwise. The caller then
+    /// issues a fence and calls [`has_work`](Self::has_work).
     fn arm<I: Iommu, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, C>) {
         let _ = cx;
     }
 
-    /// Whether a poll would find anything. A stop under way counts.
+    /// Returns whether a poll would find anything. A stop under way counts.
     fn has_work<I: Iommu, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, C>) -> bool;
 
-    /// Takes [`arm`](Self::arm) back.
+    /// Reverts [`arm`](Self::arm).
     fn disarm<I: Iommu, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, C>) {
         let _ = cx;
     }
 
-    /// Those of `pages` that it may reach without asking memory again, by whatever outlives a call
-    /// and is no lease: a window, a mapping of a host's IOMMU, another process. As it stands: all
-    /// of them. A function that forgot to say would otherwise write into pages that are somebody
-    /// else's by then, and one that says too much only keeps memory.
+    /// Returns those of `pages` that it may reach without asking memory again, by something that
+    /// outlives a call and is no lease: a window, a mapping of a host's IOMMU, another process. The
+    /// default is all of them. If a page in use is missing from the answer, the function may write
+    /// into it after it has been given to another user; a page too many only keeps memory.
     fn in_use<I: Iommu, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, C>, pages: &Pages) -> u32 {
         let _ = cx;
         pages.all()
@@ -359,9 +365,9 @@ pub trait DataPath<C>: Function<C> {
 
 /// A closed set of functions. [`functions!`](crate::functions) makes one.
 pub trait ResolveFunction<C>: Send {
-    /// The function.
+    /// Returns the function.
     fn get(&self) -> &dyn Function<C>;
-    /// The same, to be changed.
+    /// Returns the function, to be changed.
     fn get_mut(&mut self) -> &mut dyn Function<C>;
     /// See [`DataPath::poll`].
     fn poll<I: Iommu, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, C>) -> Progress;

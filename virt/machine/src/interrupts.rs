@@ -12,8 +12,8 @@ use platform::interrupt::{InterruptSink, Message};
 use crate::function::ResolveFunction;
 use crate::unit::{RemappingUnit, ResolveUnit, UnitVisitor};
 
-/// Messages that wait at most. A guest has no more vectors to choose from in its tables that are
-/// worth waiting for; what comes beyond is lost and counted as blocked.
+/// Limit on the messages that wait. No guest's tables need more vectors at a time; messages beyond
+/// the limit are lost and counted as blocked.
 const MOST: usize = 4096;
 
 /// Something that waits for a remapping table.
@@ -21,11 +21,11 @@ const MOST: usize = 4096;
 pub enum Pending {
     /// A message.
     Message {
-        /// Through which unit.
+        /// Number of the unit.
         unit: usize,
         /// Its requester.
         source: SourceId,
-        /// Itself.
+        /// The message.
         message: Message,
     },
     /// The message of a function's interrupt line.
@@ -37,7 +37,7 @@ pub enum Pending {
     },
 }
 
-/// The way from functions to the local APICs.
+/// Path of interrupts from functions to the local APICs.
 pub struct Interrupts {
     sink: Arc<dyn InterruptSink>,
     sent: u64,
@@ -114,8 +114,8 @@ impl Interrupts {
         }
     }
 
-    /// Connects each of `lines` of function number `number` to what its message is remapped to;
-    /// while that is not known, and where it is refused, signals are kept.
+    /// Connects each of `lines` of function number `number` to its remapped message. While that is
+    /// not known, and where it is refused, signals are kept.
     pub fn connect<U: ResolveUnit, F: ResolveFunction<U::Command>, M: PhysMem>(
         &mut self,
         unit: &mut U,
@@ -164,8 +164,8 @@ impl Interrupts {
         }
     }
 
-    /// Forgets what waits for function number `gone`, whose requester is `source`: it has been
-    /// removed.
+    /// Drops what waits for function number `gone`, whose requester is `source`: the function has
+    /// been removed.
     pub fn forget(&mut self, gone: usize, source: SourceId) {
         self.pending.retain(|(_, what)| match what {
             Pending::Message { source: of, .. } => *of != source,
@@ -173,7 +173,7 @@ impl Interrupts {
         });
     }
 
-    /// Takes what has waited for `ticket`.
+    /// Takes everything that has waited for `ticket`.
     pub fn take_pending(&mut self, ticket: Ticket) -> Vec<Pending> {
         let taken = self.pending.iter().filter(|(waits, _)| *waits == ticket);
         let taken = taken.map(|(_, what)| *what).collect();

@@ -9,25 +9,25 @@
 //!                             ─ poll ─▶ Function(Cx: its unit, memory) ──▶ Effects: interrupts, routes, commands
 //! ```
 //!
-//! * [`mod@unit`]: what a remapping unit is ([`RemappingUnit`]), what it tells ([`UnitSink`]), and
-//!   how a closed set of them is made ([`units!`]).
-//! * [`function`]: what a function is ([`Function`]), what it is lent for one call ([`Cx`]) and
-//!   asks for ([`Effects`]); [`functions!`].
-//! * [`owner`]: [`Owner`], the poller. [`request`]: what other threads ask of it. [`port`]: their
-//!   doors.
+//! * [`mod@unit`]: interface of a remapping unit ([`RemappingUnit`]) and of its reports
+//!   ([`UnitSink`]), and the macro that makes a closed set of units ([`units!`]).
+//! * [`function`]: interface of a function ([`Function`]), the resources of one call ([`Cx`]) and
+//!   its effects ([`Effects`]); [`functions!`].
+//! * [`owner`]: [`Owner`], the poller. [`request`]: requests of other threads. [`port`]: handles
+//!   that send them.
 //!
-//! **How a new system plugs in.** A remapping unit, a device class, or a kind of memory is a crate
-//! that implements [`RemappingUnit`], [`Function`] or [`PhysMem`](guest_mem::PhysMem), and an arm
-//! of the enums that a program composes with the two macros. Nothing here changes.
+//! **Extending it.** A remapping unit, a device class, or a kind of memory is a crate that
+//! implements [`RemappingUnit`], [`Function`] or [`PhysMem`](guest_mem::PhysMem), and an arm of the
+//! enums that a program composes with the two macros. Nothing here changes.
 //!
-//! **Cost.** Which unit and which function is decided once per poll; from there on the code is
+//! **Cost.** The unit and the function are resolved once per poll. From there on the code is
 //! generic over the concrete types, so that no access looks anything up or goes through a pointer.
 //! A view of memory has no state.
 //!
-//! **Threads.** The owner's: one. Others send requests and wait for answers.
+//! **Threads.** One owner thread. Other threads send requests and wait for answers.
 //!
-//! **Left out.** Which hypervisor it is: doorbells and interrupt lines are traits of `platform`,
-//! which it implements.
+//! **Left out.** The hypervisor: doorbells and interrupt lines are traits of `platform`, which the
+//! hypervisor's crate implements.
 #![forbid(unsafe_code)]
 
 pub mod function;

@@ -1,17 +1,18 @@
-//! The owner of remapping units and functions: what a machine's sidecore polls.
+//! Owner of remapping units and functions: a poller of the machine's sidecore.
 //!
-//! Everything that reaches a function or a unit from another thread comes here as a
+//! Everything that reaches a function or a unit from another thread arrives here as a
 //! [`Request`](crate::Request). So nothing here has a lock, translation and invalidation are
-//! ordered by program order, and an answer says that the act is done.
+//! ordered by program order, and an answer means that the operation is done.
 //!
 //! One sweep: the units first, so that an unmap is seen before the next translation; then each
-//! function, with its unit resolved once. What a function asks for ([`Effects`]) is carried out
-//! after its call: changes of mappings, interrupts through the unit's remapping, routes of its
-//! interrupt lines. A function whose commands are answered there is called once more, since a guest
-//! may be waiting for them. Leases that ended in this sweep let a parked wait go in the next.
+//! function, with its unit resolved once. The effects that a function asks for ([`Effects`]) are
+//! carried out after its call: changes of mappings, interrupts through the unit's remapping, routes
+//! of its interrupt lines. A function whose commands are answered there is called once more, since
+//! a guest may be waiting for them. A wait for leases that ended in this sweep completes in the
+//! next.
 //!
-//! What is slow or may wait (a stop that drains, a remapping table that is absent) is a state: the
-//! reply is kept and sent when the function is silent, or the machine has ended.
+//! An operation that may take long (a stop that drains, a remapping table that is absent) is a
+//! state: the reply is kept, and sent when the function is silent or the machine has ended.
 
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -34,11 +35,11 @@ mod resolve;
 
 use resolve::{FunctionUses, Lent, Listener, News, UnitCall, UnitUses};
 
-/// How long requests may hold up an unmap or a stop, unless the user says otherwise.
+/// Limit on the time that requests may hold up an unmap or a stop, unless the user says otherwise.
 const DRAIN_LIMIT: Duration = Duration::from_nanos(guest_mem::DRAIN_LIMIT_NS);
 
-/// How long a function may hold an invalidation before it is told, unless the program says
-/// otherwise.
+/// Limit on the time for which a function may hold an invalidation before it is notified
+/// ([`Function::hold_overdue`](crate::Function::hold_overdue)), unless the program says otherwise.
 const HOLD_LIMIT: Duration = Duration::from_secs(1);
 
 /// The requester of the units' own interrupts, which nothing remaps.
@@ -47,16 +48,16 @@ const UNIT_SOURCE: SourceId = SourceId::new(0xff, 0x1f, 0);
 /// Leases past all units at a time ([`Cx::bypass_view`](crate::Cx::bypass_view)).
 const BYPASS_LEASES: usize = 1024;
 
-/// What connects a function to its hypervisor, as far as it has it.
+/// Connections of a function to its hypervisor. A hypervisor may lack either.
 #[derive(Default)]
 pub struct Wires {
-    /// Its doorbells, to be heard; its port places them ([`port`](crate::port)).
+    /// Its doorbells, which the owner reads; its port places them ([`port`](crate::port)).
     pub doorbells: Option<Box<dyn Doorbells>>,
     /// Its legacy interrupt pin.
     pub pin: Option<Box<dyn InterruptPin>>,
 }
 
-/// A function, its wires, and those who wait for it to stop: at most one question of each vCPU.
+/// A function, its connections, and the replies that wait for it to stop: at most one of each vCPU.
 struct Slot<F, C> {
     function: F,
     unit: usize,
@@ -64,18 +65,18 @@ struct Slot<F, C> {
     is_iommu: bool,
     effects: Effects<C>,
     wires: Wires,
-    /// A command of its has been answered since its last poll began.
+    /// A command of it has been answered since its last poll began.
     is_answered: bool,
     /// Messages of its interrupt lines, before remapping.
     routes: Vec<Option<Message>>,
     /// Invalidations that it holds, oldest first.
     holds: Vec<Held>,
     stopping: Vec<Reply<u64>>,
-    /// When the stop under way will have taken too long; `u64::MAX` once that has been dealt with.
+    /// Time at which the stop under way is overdue; `u64::MAX` once that has been handled.
     stop_limit: Option<Nanos>,
-    /// The machine's end has been told that this function has ended.
+    /// The function's end has been sent to the receiver of the machine's end.
     is_told: bool,
-    /// To be dropped once it has ended: who is told.
+    /// Set when the function is to be dropped once it has ended: receives its requester.
     removal: Option<Sender<SourceId>>,
 }
 
@@ -83,20 +84,20 @@ struct Slot<F, C> {
 #[derive(Clone, Copy, Debug)]
 struct Held {
     id: HoldId,
-    /// When it will have been held for too long; `None` once its function has been told.
+    /// Time at which it is overdue; `None` once its function has been notified.
     limit: Option<Nanos>,
 }
 
 impl<F: ResolveFunction<C>, C> Slot<F, C> {
-    /// Whether somebody waits for a stop of it, or may have to.
+    /// Returns whether a caller waits for a stop of it, or may have to.
     fn is_watched(&self) -> bool {
         self.stop_limit.is_some() || !self.stopping.is_empty() || self.removal.is_some()
     }
 
-    /// A stop waits for the requests in flight, however slow the storage: the memory of one that
-    /// cannot be cancelled may still be written. At the limit the log says so; a reset or the
-    /// machine's end then cancels what can be, a pause does not, since what it cancelled would fail
-    /// in the guest.
+    /// Checks a stop against its limit. A stop waits for the requests in flight, however slow the
+    /// storage: the memory of a request that cannot be cancelled may still be written. At the limit
+    /// the log says so. A reset or the machine's end then cancels the requests that can be
+    /// cancelled; a pause does not, since a cancelled request would fail in the guest.
     #[cold]
     fn watch_stop(&mut self, now: Nanos, limit: Duration, vm: &str) {
         let function = self.function.get_mut();
@@ -117,25 +118,25 @@ impl<F: ResolveFunction<C>, C> Slot<F, C> {
     }
 }
 
-/// The moment `limit` after `now`.
+/// Returns the time `limit` after `now`.
 fn after(now: Nanos, limit: Duration) -> Nanos {
     let limit = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
     Nanos(now.0.saturating_add(limit))
 }
 
-/// A function to be called: its unit, and what it is lent besides.
+/// Arguments of a call into a function: its unit, and its other resources.
 type Called<'a, U, F, M> = (&'a mut U, Lent<'a, F, <U as ResolveUnit>::Command, M>);
 
-/// What the owner has counted besides what units and functions count themselves.
+/// Counters of the owner, and sums over its units and functions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
     /// Sum of the values read from the doorbell eventfds: an exit each.
     pub doorbells: u64,
-    /// Those among them of functions that are IOMMUs.
+    /// Those of `doorbells` that belong to functions that are IOMMUs.
     pub iommu_doorbells: u64,
     /// Requests and frames served by all functions but IOMMUs.
     pub requests: u64,
-    /// Requests served by those.
+    /// Requests served by functions that are IOMMUs.
     pub iommu_requests: u64,
     /// Messages sent, the units' own included.
     pub interrupts: u64,
@@ -162,8 +163,8 @@ pub struct Owner<U: ResolveUnit, F, M> {
     has_subscribers: bool,
     /// Kept for its allocation.
     wake_fds: Vec<(RawFd, u32)>,
-    /// They are registered: from `arm` to the poll that follows it, since nobody empties them while
-    /// it polls.
+    /// Whether they are registered: from `arm` to the poll that follows it, since no one empties
+    /// them while it polls.
     is_listening: bool,
     idle_sweeps: u32,
     drain_limit: Duration,
@@ -171,7 +172,7 @@ pub struct Owner<U: ResolveUnit, F, M> {
     /// Name of the next hold.
     next_hold: HoldId,
     totals: Totals,
-    /// The machine has ended: who waits for the functions.
+    /// Set once the machine has ended: receives the number of each function that has ended.
     end: Option<Sender<usize>>,
 }
 
@@ -181,7 +182,7 @@ where
     F: ResolveFunction<U::Command>,
     M: PhysMem,
 {
-    /// Owns nothing yet but `mem`. Interrupts go to `sink`.
+    /// Creates an owner of `mem` alone. Interrupts go to `sink`.
     pub fn new(name: impl Into<String>, mem: M, sink: Arc<dyn InterruptSink>) -> Self {
         Self {
             name: name.into(),
@@ -212,7 +213,7 @@ where
         self
     }
 
-    /// Sets how long a function may hold an invalidation before it is told
+    /// Sets how long a function may hold an invalidation before it is notified
     /// ([`Function::hold_overdue`](crate::Function::hold_overdue)).
     #[must_use]
     pub fn with_hold_limit(mut self, limit: Duration) -> Self {
@@ -220,14 +221,14 @@ where
         self
     }
 
-    /// Adds a unit; its number.
+    /// Adds a unit and returns its number.
     pub fn add_unit(&mut self, unit: U) -> usize {
         self.units.push(unit);
         self.units.len() - 1
     }
 
-    /// Adds a function whose DMA and interrupts go through unit number `unit`; its number in
-    /// requests.
+    /// Adds a function whose DMA and interrupts go through unit number `unit`, and returns its
+    /// number in requests.
     ///
     /// # Panics
     /// If there is no such unit: a builder's error.
@@ -259,8 +260,8 @@ where
         number
     }
 
-    /// Takes a function away, whose port is unplugged: it stops for good, and once nothing of it is
-    /// in flight it is dropped and `told` hears its requester.
+    /// Removes a function whose port is unplugged. The function stops for good. Once nothing of it
+    /// is in flight it is dropped, and its requester is sent to `told`.
     pub fn remove(&mut self, number: usize, told: Sender<SourceId>) {
         if let Some(Some(slot)) = self.slots.get_mut(number) {
             slot.function.get_mut().end();
@@ -268,9 +269,9 @@ where
         }
     }
 
-    /// Lets go of those of `pages` that nothing here reaches without asking memory again: no lease,
-    /// no window, no function that does not say. Which those are, with a bit for each. They are
-    /// absent from the next access on.
+    /// Evicts those of `pages` that nothing here reaches without asking memory again: no lease, no
+    /// window, no function that counts them as in use. Returns a bit for each evicted page. They
+    /// are absent from the next access on.
     pub fn evict(&mut self, pages: &Pages) -> u32 {
         let mut used = self.bypass.leases().in_use(pages);
         for unit in &mut self.units {
@@ -285,12 +286,12 @@ where
         self.mem.let_go(pages, pages.all() & !used)
     }
 
-    /// Unit number `at`, for what only the program that composed it can ask.
+    /// Returns unit number `at`, for questions that only the program that composed it can ask.
     pub fn unit(&mut self, at: usize) -> Option<&mut U> {
         self.units.get_mut(at)
     }
 
-    /// Function number `at`, likewise.
+    /// Returns function number `at`, likewise.
     pub fn function(&mut self, at: usize) -> Option<&mut F> {
         self.slots
             .get_mut(at)?
@@ -298,12 +299,12 @@ where
             .map(|slot| &mut slot.function)
     }
 
-    /// The memory.
+    /// Returns the memory.
     pub fn memory(&mut self) -> &mut M {
         &mut self.mem
     }
 
-    /// Sums over everything owned.
+    /// Returns sums over everything owned.
     pub fn totals(&mut self) -> Totals {
         self.drain_doorbells();
         let mut totals = self.totals;
@@ -327,7 +328,7 @@ where
         totals
     }
 
-    /// Sends an interrupt of somebody who is no function (an I/O APIC) through a unit's remapping.
+    /// Sends an interrupt of a source that is no function (an I/O APIC) through a unit's remapping.
     pub fn send(&mut self, unit: usize, source: SourceId, message: Message) {
         if let Some(resolved) = self.units.get_mut(unit) {
             self.interrupts
@@ -335,7 +336,7 @@ where
         }
     }
 
-    /// The unit of function `number`, and what the function is lent besides.
+    /// Returns the unit of function `number`, and the other resources of a call into it.
     #[inline]
     fn lend_to(&mut self, number: usize, now: Nanos) -> Option<Called<'_, U, F, M>> {
         let slot = self.slots.get_mut(number)?.as_mut()?;

@@ -1,4 +1,4 @@
-//! Doors of an owner for other threads: each access is a message and an answer.
+//! Handles of an owner for other threads: each access is a message and an answer.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -16,13 +16,13 @@ use crate::owner::Owner;
 use crate::request::{Op, Request, Target};
 use crate::unit::ResolveUnit;
 
-/// An access as a request, and its answer; `None`: the owner has ended.
+/// Sends an access as a request and returns its answer; `None`: the owner has ended.
 fn call<O>(owner: &Handle<Request<O>>, target: Target, op: Op) -> Option<u64> {
     let access = |reply: Reply<u64>| Request::Access { target, op, reply };
     owner.call(access).ok()
 }
 
-/// The value of up to eight bytes, little-endian.
+/// Returns the value of up to eight bytes, little-endian.
 fn value(data: &[u8]) -> u64 {
     let mut bytes = [0; 8];
     let len = data.len().min(8);
@@ -36,19 +36,19 @@ fn fill(data: &mut [u8], value: u64) {
     }
 }
 
-/// A vCPU's way to a function.
+/// Handle through which vCPUs reach a function.
 pub struct OwnedFunction<O> {
     owner: Handle<Request<O>>,
     number: usize,
     shape: FunctionShape,
     doorbells: Option<Arc<dyn PlaceDoorbells>>,
     memory: Option<Arc<dyn PlaceMemory>>,
-    /// Place of each BAR's memory. Locked inside the lock of the BARs.
+    /// Address at which each BAR's memory is mapped. Locked inside the lock of the BARs.
     shown: Mutex<[Option<u64>; BARS]>,
 }
 
 impl<O> OwnedFunction<O> {
-    /// A door to function `number` of the owner behind `owner`, which has this shape.
+    /// Creates a handle to function number `number`, of this shape, of the owner behind `owner`.
     pub fn new(owner: Handle<Request<O>>, number: usize, shape: FunctionShape) -> Self {
         Self {
             owner,
@@ -60,15 +60,15 @@ impl<O> OwnedFunction<O> {
         }
     }
 
-    /// The same with watched doorbells, which follow its BAR: on the vCPU's thread, since the
-    /// owner, who hears them, serves others meanwhile.
+    /// Adds watched doorbells, which follow its BAR. They are placed on the vCPU's thread, since
+    /// the owner, which reads them, may be serving others.
     #[must_use]
     pub fn with_doorbells(mut self, doorbells: Arc<dyn PlaceDoorbells>) -> Self {
         self.doorbells = Some(doorbells);
         self
     }
 
-    /// The same with memory that the hypervisor shows where its BARs are: likewise.
+    /// Adds memory that the hypervisor maps where the function's BARs are, placed likewise.
     #[must_use]
     pub fn with_memory(mut self, memory: Arc<dyn PlaceMemory>) -> Self {
         self.memory = Some(memory);
@@ -79,8 +79,8 @@ impl<O> OwnedFunction<O> {
         call(&self.owner, Target::Function(self.number), op)
     }
 
-    /// Calls `place` with the memory, the number of each BAR, where it is shown, and where `bars`
-    /// decodes it.
+    /// Calls `place` with the memory, the number of each BAR, the address at which it is mapped,
+    /// and the address at which `bars` decodes it.
     fn place_memory(
         &self,
         bars: &Bars,
@@ -95,7 +95,7 @@ impl<O> OwnedFunction<O> {
     }
 
     fn shown(&self) -> MutexGuard<'_, [Option<u64>; BARS]> {
-        // Noted after each change.
+        // Poison is ignored: the value is valid after each change.
         self.shown.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -106,7 +106,7 @@ impl<O: 'static> FunctionPort for OwnedFunction<O> {
     }
 
     fn config_read(&self, reg: u16, len: u8) -> u32 {
-        // An owner that has ended (the machine is stopping) reads as a function that is gone.
+        // An owner that has ended (the machine is stopping) reads as a removed function.
         self.call(Op::ConfigRead { reg, len })
             .map_or(u32::MAX, |value| value as u32)
     }
@@ -120,8 +120,8 @@ impl<O: 'static> FunctionPort for OwnedFunction<O> {
             let base = bars.decoded(usize::from(*bar));
             doorbells.place(base.and_then(|base| base.checked_add(range.start)));
         }
-        // Gone before the function turns decoding off: an access of another vCPU would find memory
-        // that does not answer.
+        // Unmapped before the function turns decoding off: otherwise an access of another vCPU
+        // would find memory that does not answer.
         self.place_memory(bars, |memory, bar, shown, wanted| {
             if shown.is_some() && *shown != wanted {
                 memory.place(bar, None);
@@ -131,7 +131,7 @@ impl<O: 'static> FunctionPort for OwnedFunction<O> {
     }
 
     fn has_decoded(&self, bars: &Bars) {
-        // There only once the function has turned decoding on, for the same reason.
+        // Mapped only after the function has turned decoding on, for the same reason.
         self.place_memory(bars, |memory, bar, shown, wanted| {
             if *shown != wanted {
                 memory.place(bar, wanted);
@@ -169,7 +169,7 @@ impl<O: 'static> FunctionPort for OwnedFunction<O> {
     }
 }
 
-/// A vCPU's way to a unit's register page.
+/// Handle through which vCPUs reach a unit's register page.
 ///
 /// `RUST_LOG=machine::port=trace` with a page that traps records a driver's script, one access a
 /// line: `R` or `W` with its width in bytes, offset and value in hexadecimal.
@@ -179,7 +179,7 @@ pub struct UnitRegisters<O> {
 }
 
 impl<O> UnitRegisters<O> {
-    /// A door to unit number `unit` of the owner behind `owner`.
+    /// Creates a handle to unit number `unit` of the owner behind `owner`.
     pub fn new(owner: Handle<Request<O>>, unit: usize) -> Self {
         Self { owner, unit }
     }
@@ -222,7 +222,7 @@ pub struct Remapped<O> {
 }
 
 impl<O> Remapped<O> {
-    /// Through unit number `unit` of the owner behind `owner`.
+    /// Sends through unit number `unit` of the owner behind `owner`.
     pub fn new(owner: Handle<Request<O>>, unit: usize) -> Arc<Self> {
         Arc::new(Self { owner, unit })
     }

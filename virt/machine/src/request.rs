@@ -1,11 +1,11 @@
-//! What other threads ask of the owner.
+//! Requests of other threads to the owner.
 
 use std::sync::mpsc::Sender;
 
 use guest_mem::{Pages, Ticket};
 use sidecore::Reply;
 
-/// What an access is for.
+/// Destination of an access: a unit or a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
     /// A remapping unit's registers: the number that [`Owner::add_unit`](crate::Owner::add_unit)
@@ -22,43 +22,44 @@ pub enum Op {
     ConfigRead {
         /// Register, bytes.
         reg: u16,
-        /// How many.
+        /// Bytes: 1, 2 or 4.
         len: u8,
     },
-    /// Writes configuration space; answered when its effect, a drain included, is over.
+    /// Writes configuration space. The answer comes once the effect of the write, including a
+    /// drain, is complete.
     ConfigWrite {
         /// Register, bytes.
         reg: u16,
-        /// 1, 2 or 4.
+        /// Bytes: 1, 2 or 4.
         len: u8,
-        /// What.
+        /// Value to write.
         value: u32,
     },
     /// Reads a register: of a BAR, or of a unit's register page (whose BAR is 0).
     Read {
-        /// Which BAR.
+        /// Number of the BAR.
         bar: u8,
-        /// Offset in it, bytes.
+        /// Offset in the BAR, bytes.
         offset: u64,
-        /// 1 to 8 bytes.
+        /// Bytes: 1 to 8.
         len: u8,
     },
-    /// Writes a register; answered when all that it sets off has been done which needs not wait for
-    /// a device.
+    /// Writes a register. The answer comes once everything that the write sets off and that need
+    /// not wait for a device has been done.
     Write {
-        /// Which BAR.
+        /// Number of the BAR.
         bar: u8,
-        /// Offset in it, bytes.
+        /// Offset in the BAR, bytes.
         offset: u64,
-        /// 1 to 8 bytes.
+        /// Bytes: 1 to 8.
         len: u8,
-        /// What.
+        /// Value to write.
         value: u64,
     },
 }
 
-/// How a ticket ended: the memory is there, or it never will be, which it says itself to whoever
-/// asks again ([`PhysMem`](guest_mem::PhysMem)).
+/// Outcome of a ticket: the memory is there, or it never will be. In both cases a retried access to
+/// memory ([`PhysMem`](guest_mem::PhysMem)) finds out which.
 pub type TicketResult = Result<(), Absent>;
 
 /// Memory that could not be brought in.
@@ -68,37 +69,37 @@ pub struct Absent;
 /// A question that only the owner `O` can answer, on its thread.
 pub type Inspection<O> = Box<dyn FnOnce(&mut O) + Send>;
 
-/// What other threads ask of the owner `O`.
+/// Request of another thread to the owner `O`.
 pub enum Request<O> {
     /// A vCPU's access: the value read, or 0 when a write is done.
     Access {
-        /// For whom.
+        /// Unit or function accessed.
         target: Target,
-        /// What.
+        /// The access.
         op: Op,
         /// The answer.
         reply: Reply<u64>,
     },
-    /// Memory that an access has waited for is there, or will never be.
+    /// The memory that an access has waited for is there, or will never be.
     TicketDone(Ticket, TicketResult),
-    /// These pages are to be evicted. The owner refuses those that a lease or a window reaches; the
-    /// rest is gone for its functions and units with the answer, which has a bit for each: they may
-    /// be unmapped, and only then written out.
+    /// Evicts pages. The owner refuses those that a lease or a window reaches. The others are
+    /// absent for its functions and units from the answer on, which has a bit for each page: they
+    /// may then be unmapped, and only after that written out.
     Evict {
-        /// Which.
+        /// Pages to evict.
         pages: Box<Pages>,
-        /// Which of them are gone ([`PhysMem::let_go`](guest_mem::PhysMem::let_go)).
+        /// Receives the pages that are gone ([`PhysMem::let_go`](guest_mem::PhysMem::let_go)).
         reply: Reply<u32>,
     },
     /// Anything else: counters, a function plugged in or removed, state saved.
     Inspect(Inspection<O>),
-    /// The machine has ended. Whoever waits for a stop is let go, functions stop for good, and the
-    /// number of each is sent once nothing of it is in flight.
+    /// The machine has ended. Callers that wait for a stop are answered, functions stop for good,
+    /// and the number of each is sent once nothing of it is in flight.
     End(Sender<usize>),
 }
 
 impl<O> Request<O> {
-    /// A question with an answer.
+    /// Makes a request for a question with an answer.
     pub fn ask<R: Send + 'static>(
         reply: Reply<R>,
         question: impl FnOnce(&mut O) -> R + Send + 'static,

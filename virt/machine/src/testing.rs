@@ -1,4 +1,4 @@
-//! What an owner lends to a function, made without an owner: for unit tests of functions.
+//! Resources of a call into a function, made without an owner: for unit tests of functions.
 
 use guest_mem::{NoIommu, SourceId};
 
@@ -10,8 +10,8 @@ pub fn effects<C>(number: usize, source: SourceId) -> Effects<C> {
     Effects::new(number, source)
 }
 
-/// Lends `unit`, `bypass` and `mem` at `now` (ns of a monotonic clock) to the function whose
-/// effects these are.
+/// Returns the resources of a call, with `unit`, `bypass` and `mem` at `now` (ns of a monotonic
+/// clock), to the function whose effects these are.
 pub fn lent<'a, I, M, C>(
     unit: &'a mut I,
     bypass: &'a mut NoIommu,

@@ -1,4 +1,4 @@
-//! What a remapping unit is to its owner, and what it tells.
+//! Interface of a remapping unit to its owner, and of its reports.
 
 use std::io;
 use std::os::fd::RawFd;
@@ -21,17 +21,18 @@ pub struct Command<C> {
     pub id: CommandId,
     /// The function's requester.
     pub source: SourceId,
-    /// What is to be changed.
+    /// The change.
     pub what: C,
 }
 
-/// How a command ended.
+/// Result of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CommandResult {
     /// Carried out, and no access that it revoked is under way any more.
     Done,
-    /// The unit does not carry it out, and has changed nothing: why, in the numbers of whoever
-    /// defines the commands (a paravirtual IOMMU's statuses). 0 of a unit that takes none.
+    /// The unit does not carry it out, and has changed nothing. The reason is a number of the
+    /// interface that defines the commands (a paravirtual IOMMU's statuses); 0 of a unit that takes
+    /// no commands.
     Refused(u8),
 }
 
@@ -39,11 +40,11 @@ pub enum CommandResult {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HoldId(pub u64);
 
-/// What an invalidation covers. It is told after the unit's caches have forgotten it, before it is
-/// complete.
+/// An invalidation. It is reported after the unit's caches have dropped the mappings, and before it
+/// completes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Invalidation {
-    /// What may have changed.
+    /// Mappings that may have changed.
     pub scope: Scope,
 }
 
@@ -54,7 +55,8 @@ pub enum Scope {
     All,
     /// A domain, by the unit's own number.
     Domain(u32),
-    /// What a requester is attached to; the mask has the function bits that do not matter.
+    /// The domain that a requester is attached to; the mask has the function bits that do not
+    /// matter.
     Source(SourceId, u16),
     /// Pages of a domain: `len` bytes from `iova`.
     Range {
@@ -65,7 +67,7 @@ pub enum Scope {
         /// Bytes.
         len: u64,
     },
-    /// Interrupt remapping: routes that were resolved are to be resolved again.
+    /// Interrupt remapping: resolved routes must be resolved again.
     Interrupts,
 }
 
@@ -76,57 +78,57 @@ pub enum Hold {
     /// It may complete.
     #[default]
     No,
-    /// It does not complete before the subscriber says so
-    /// ([`Effects::release`](crate::Effects::release)). After a limit the subscriber is told that
-    /// it is overdue ([`Function::hold_overdue`](crate::Function::hold_overdue)).
+    /// It does not complete before the subscriber releases it
+    /// ([`Effects::release`](crate::Effects::release)). After a limit the subscriber is notified
+    /// ([`Function::hold_overdue`](crate::Function::hold_overdue)).
     Yes,
 }
 
-/// Something the owner acts on.
+/// Event on which the owner acts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum UnitEvent {
     /// An invalidation has waited for leases of these devices for the drain limit: their requests
-    /// are to be cancelled.
+    /// must be cancelled.
     DrainLimit {
         /// The devices.
         sources: Vec<SourceId>,
     },
 }
 
-/// An access that a unit has refused, for the function by which the guest is told
+/// An access that a unit has refused, for the function that reports it to the guest
 /// ([`Function::access_refused`](crate::Function::access_refused)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RefusedAccess {
-    /// Whose access it was.
+    /// Requester of the access.
     pub source: SourceId,
-    /// Where.
+    /// Address of the access.
     pub iova: Iova,
-    /// What it was to do there.
+    /// Kind of access: read or write.
     pub perm: Perm,
-    /// Why, in the unit's own numbers.
+    /// Reason, as a number of the unit's own.
     pub reason: u8,
 }
 
-/// What a unit tells while it works.
+/// Receiver of a unit's reports while it works.
 pub trait UnitSink {
-    /// An interrupt of the unit's own, which is not remapped.
+    /// Sends an interrupt of the unit's own, which is not remapped.
     fn interrupt(&mut self, message: Message);
-    /// Something to act on.
+    /// Reports an event on which the owner acts.
     fn event(&mut self, event: UnitEvent);
-    /// Mappings have changed. How many subscribers hold the invalidation's completion until they
-    /// release it ([`UnitControl::release`]).
+    /// Reports that mappings have changed. Returns the number of subscribers that hold the
+    /// invalidation's completion until they release it ([`UnitControl::release`]).
     fn invalidated(&mut self, what: &Invalidation) -> u32;
-    /// A command is over.
+    /// Reports that a command has ended.
     fn command_done(&mut self, id: CommandId, result: CommandResult);
-    /// An access was refused. For units whose faults a function tells the guest of; others have
-    /// registers for that.
+    /// Reports a refused access. For units whose faults a function reports to the guest; other
+    /// units have registers for that.
     fn access_refused(&mut self, access: RefusedAccess);
 }
 
-/// What of a unit is the same for every memory and every command: waking, sleeping, waiting.
+/// Control interface of a unit, independent of memory and commands: waking, sleeping, waiting.
 pub trait UnitControl {
-    /// Makes the next register write wake the owner. As it stands: registers whose every write is a
-    /// request.
+    /// Makes the next register write wake the owner. The default suits registers whose every write
+    /// is a request.
     ///
     /// # Errors
     /// The host has no way to do that: the owner does not sleep.
@@ -134,7 +136,7 @@ pub trait UnitControl {
         Ok(())
     }
 
-    /// Takes [`arm`](Self::arm) back.
+    /// Reverts [`arm`](Self::arm).
     ///
     /// # Errors
     /// The host refuses; the unit stays armed.
@@ -142,31 +144,31 @@ pub trait UnitControl {
         Ok(())
     }
 
-    /// What arming and disarming costs, in ns.
+    /// Returns the cost of arming and disarming, in ns.
     fn arm_cost(&self) -> u64 {
         0
     }
 
-    /// Readable when an armed register was written.
+    /// Returns a descriptor that is readable when an armed register was written.
     fn wake_fd(&self) -> Option<RawFd> {
         None
     }
 
-    /// After arming: has anything arrived?
+    /// Returns whether anything has arrived since it was armed.
     fn has_work(&mut self) -> bool;
 
-    /// When the unit must be polled again, in ns.
+    /// Returns the time, in ns, at which the unit must be polled again.
     fn deadline(&self) -> Option<u64> {
         None
     }
 
-    /// What `ticket` stood for has happened, or never will. As it stands: a unit that asks again at
-    /// every poll.
+    /// Reports that the wait for `ticket` has ended: the memory is there, or never will be. The
+    /// default suits a unit that retries at every poll.
     fn ticket_done(&mut self, ticket: Ticket, result: TicketResult) {
         let _ = (ticket, result);
     }
 
-    /// Subscribers have released `holds` of what they held.
+    /// Reports that subscribers have released `holds` of their holds.
     fn release(&mut self, holds: u32) {
         let _ = holds;
     }
@@ -175,27 +177,27 @@ pub trait UnitControl {
 /// A remapping unit and its registers, polled by the owner. `C`: the commands it takes from
 /// functions; most take none and are units for any `C`.
 ///
-/// All calls come from the owner's thread. None blocks; what has to wait (for memory that is
-/// absent, for leases that are held) is a state that a later poll takes up.
+/// All calls come from the owner's thread. None blocks: an operation that has to wait (for memory
+/// that is absent, for leases that are held) is a state with which a later poll continues.
 pub trait RemappingUnit<C>: UnitControl {
-    /// What translates for functions.
+    /// Translation of functions' accesses.
     type Iommu: Iommu;
 
-    /// What functions' accesses go through.
+    /// Returns the translation of functions' accesses.
     fn iommu(&mut self) -> &mut Self::Iommu;
 
-    /// Takes register writes and does a bounded batch of what they ask for.
+    /// Takes register writes and does a bounded batch of the work that they ask for.
     fn poll<M: PhysMem>(&mut self, mem: &M, now: u64, sink: &mut impl UnitSink) -> UnitPoll;
 
-    /// A register access that exited; the value read. The owner polls after a write. As it stands:
-    /// no registers.
+    /// Performs a register access that exited; returns the value read. The owner polls after a
+    /// write. Default: no registers.
     fn access<M: PhysMem>(&mut self, op: Op, mem: &M, now: u64, sink: &mut impl UnitSink) -> u64 {
         let _ = (op, mem, now, sink);
         u64::MAX
     }
 
-    /// Applies a function's command. Its end is told by [`UnitSink::command_done`], at once or by a
-    /// later poll. Units that take no commands refuse.
+    /// Applies a function's command. Its end is reported by [`UnitSink::command_done`], at once or
+    /// by a later poll. Units that take no commands refuse.
     fn command<M: PhysMem>(
         &mut self,
         command: Command<C>,
@@ -207,8 +209,8 @@ pub trait RemappingUnit<C>: UnitControl {
         sink.command_done(command.id, CommandResult::Refused(0));
     }
 
-    /// Where an interrupt message of `source` goes. A fault means that it is blocked, which the
-    /// unit has recorded.
+    /// Returns the message that an interrupt message of `source` is remapped to. A fault means that
+    /// it is blocked, which the unit has recorded.
     fn remap<M: PhysMem>(
         &mut self,
         mem: &M,
@@ -220,13 +222,13 @@ pub trait RemappingUnit<C>: UnitControl {
     }
 }
 
-/// What a unit's poll has found.
+/// Result of a unit's poll.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[must_use]
 pub struct UnitPoll {
     /// Something was done, or is left to do at once.
     pub is_busy: bool,
-    /// What it has cost, in the units of `sidecore::Turn::charge`.
+    /// Cost of the poll, in the units of `sidecore::Turn::charge`.
     pub cost: u64,
 }
 
@@ -252,7 +254,7 @@ impl<C> RemappingUnit<C> for NoIommu {
 
 /// Code that is generic over the concrete unit.
 pub trait UnitVisitor<C> {
-    /// What it answers.
+    /// Result of the visit.
     type Out;
     /// Runs with the unit.
     fn visit<U: RemappingUnit<C>>(self, unit: &mut U) -> Self::Out;
@@ -261,13 +263,13 @@ pub trait UnitVisitor<C> {
 /// A closed set of units, of which one is resolved once per poll. [`units!`](crate::units) makes
 /// one.
 pub trait ResolveUnit: Send {
-    /// What functions may ask of them.
+    /// Commands that functions may send to the units.
     type Command;
     /// Runs `visitor` with the concrete unit.
     fn with<V: UnitVisitor<Self::Command>>(&mut self, visitor: V) -> V::Out;
-    /// The unit's control.
+    /// Returns the unit's control.
     fn control(&self) -> &dyn UnitControl;
-    /// The same, to be changed.
+    /// Returns the unit's control, to be changed.
     fn control_mut(&mut self) -> &mut dyn UnitControl;
 }
 

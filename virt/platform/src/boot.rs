@@ -1,8 +1,8 @@
 //! Loading a kernel, its initial RAM disk and command line into guest RAM.
 //!
 //! bzImages use Linux's 64-bit boot protocol, ELF kernels their PVH entry; `linux-loader` reads
-//! both formats. Runs once, on the main thread, before any vCPU exists; files are the user's and
-//! may be nonsense.
+//! both formats. Runs once, on the main thread, before any vCPU exists. The files are the user's
+//! and are not trusted to be well-formed.
 //!
 //! ```text
 //! boot_params / PVH start info ── command line ── kernel at 1 MiB … ── initrd, ending at the top of low RAM
@@ -27,9 +27,9 @@ mod scratch;
 
 pub use entry::{Entry, gdt};
 
-/// All the firmware there is, at [`layout::RESET_VECTOR`]. Linux on a hardware-reduced platform
-/// without EFI does not try ACPI's reset register: it goes to real mode and jumps here, which then
-/// asks for the reset.
+/// The whole firmware, at [`layout::RESET_VECTOR`]. Linux on a hardware-reduced platform without
+/// EFI does not try ACPI's reset register: it enters real mode and jumps here, and this code asks
+/// for the reset.
 const FIRMWARE: [u8; 9] = [
     0xba,
     layout::RESET as u8,
@@ -42,7 +42,7 @@ const FIRMWARE: [u8; 9] = [
     0xfd, // jmp to the hlt
 ];
 
-/// What a kernel file is.
+/// Format of a kernel file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KernelKind {
     /// Linux/x86 boot executable, protocol 2.12 or later, with a 64-bit entry.
@@ -51,7 +51,7 @@ pub enum KernelKind {
     Elf,
 }
 
-/// What is to be loaded.
+/// Files and parameters to load.
 pub struct Payload<'a> {
     /// The kernel's file and kind.
     pub kernel: (&'a File, KernelKind),
@@ -59,19 +59,19 @@ pub struct Payload<'a> {
     pub initrd: Option<&'a File>,
     /// The kernel command line.
     pub cmdline: &'a str,
-    /// Bytes of RAM.
+    /// Size of RAM, bytes.
     pub memory: u64,
     /// ACPI tables for [`layout::ACPI_RSDP`].
     pub acpi: &'a [u8],
 }
 
-/// Why nothing could be loaded.
+/// Reason why loading failed.
 #[derive(Debug, thiserror::Error)]
 pub enum BootError {
-    /// The kernel's file.
+    /// The kernel's file is not acceptable.
     #[error("the kernel cannot be loaded: {0}")]
     Kernel(#[from] linux_loader::loader::Error),
-    /// A bzImage without its end.
+    /// The bzImage's file is shorter than its header says.
     #[error(
         "the bzImage has {has} bytes of the {needs} that its header speaks of: it is cut short; copy it again"
     )]
@@ -81,38 +81,38 @@ pub enum BootError {
         /// Bytes of setup sectors and kernel.
         needs: u64,
     },
-    /// The kernel's file.
+    /// The kernel's file cannot be read.
     #[error("the kernel cannot be read")]
     Read(#[source] std::io::Error),
     /// The ELF has no PVH note.
     #[error("the ELF kernel has no PVH entry point (build it with CONFIG_PVH)")]
     NoPvhEntry,
-    /// Too big.
+    /// The initial RAM disk is too big.
     #[error(
         "the initrd ({initrd} bytes) does not fit between kernel and top of low RAM: raise --memory"
     )]
     NoRoom {
-        /// Its size.
+        /// Size of the initial RAM disk, bytes.
         initrd: u64,
     },
-    /// The initial RAM disk.
+    /// The initial RAM disk cannot be read.
     #[error("the initrd cannot be read")]
     Initrd(#[source] std::io::Error),
-    /// Too long, or not printable ASCII.
+    /// The command line is too long, or not printable ASCII.
     #[error("the kernel command line is not acceptable: {0}")]
     Cmdline(#[from] linux_loader::cmdline::Error),
-    /// Guest RAM.
+    /// Guest RAM cannot be written.
     #[error("guest RAM cannot be written")]
     Ram(#[from] GuestMemoryError),
-    /// Reading what was loaded, to copy it into guest RAM.
+    /// The loaded image cannot be read, to copy it into guest RAM.
     #[error("what was loaded cannot be read: {0}")]
     Scratch(std::io::Error),
-    /// Mapping guest RAM a second time for loading.
+    /// Guest RAM cannot be mapped a second time for loading.
     #[error("guest RAM cannot be mapped: {0}")]
     Map(String),
 }
 
-/// Tells what `file` is by its magic numbers; `None` for neither.
+/// Returns the kind of `file` by its magic numbers; `None` for neither.
 ///
 /// # Errors
 /// [`BootError::Read`]; [`BootError::Truncated`].
@@ -142,8 +142,8 @@ pub fn kernel_kind(file: &mut File) -> Result<Option<KernelKind>, BootError> {
     Ok(Some(KernelKind::BzImage))
 }
 
-/// Bytes of a bzImage whose first sectors are `head`: the boot sector and `setup_sects` (0x1f1,
-/// 8-bit, 0 means 4) more, and `syssize` (0x1f4, 32-bit) times 16 bytes. What is appended, a
+/// Returns the bytes of a bzImage whose first sectors are `head`: the boot sector and `setup_sects`
+/// (0x1f1, 8-bit, 0 means 4) more, and `syssize` (0x1f4, 32-bit) times 16 bytes. Appended data, a
 /// signature for instance, is not counted.
 fn bzimage_len(head: &[u8; 0x240]) -> u64 {
     let setup_sects = match head[0x1f1] {
@@ -154,7 +154,7 @@ fn bzimage_len(head: &[u8; 0x240]) -> u64 {
     (setup_sects + 1) * 512 + u64::from(syssize) * 16
 }
 
-/// A view of a memory file with guest RAM for loading: a mapping, gone when dropped.
+/// Maps guest RAM's memory file for loading; the mapping lasts until it is dropped.
 fn map(file: BorrowedFd<'_>, regions: &[Region]) -> Result<GuestMemoryMmap, BootError> {
     let fail = |error: &dyn std::fmt::Display| BootError::Map(error.to_string());
     let mut ranges = Vec::new();
@@ -169,8 +169,8 @@ fn map(file: BorrowedFd<'_>, regions: &[Region]) -> Result<GuestMemoryMmap, Boot
     GuestMemoryMmap::from_ranges_with_files(ranges).map_err(|e| fail(&e))
 }
 
-/// Loads everything and says where the boot processor starts. Memory without a file gets it from
-/// one that lasts as long as this.
+/// Loads everything and returns the boot processor's entry point. RAM without a memory file is
+/// loaded through a temporary copy that has one.
 pub fn load(ram: &GuestRam, payload: &Payload<'_>) -> Result<Entry, BootError> {
     let Some(file) = ram.memfd() else {
         let copy = scratch::Copy::new(ram)?;
@@ -209,8 +209,8 @@ fn entry(kind: KernelKind, loaded: &KernelLoaderResult) -> Result<Entry, BootErr
     }
 }
 
-/// The command line as text checked by the loader, at its place; returns its length with
-/// terminator.
+/// Writes the command line, which the loader checks, to [`layout::BOOT_CMDLINE`]; returns its
+/// length with terminator.
 fn load_command_line(ram: &GuestMemoryMmap, text: &str) -> Result<u32, BootError> {
     let mut cmdline = Cmdline::new(layout::BOOT_CMDLINE_SIZE as usize)?;
     if !text.is_empty() {
@@ -220,7 +220,7 @@ fn load_command_line(ram: &GuestMemoryMmap, text: &str) -> Result<u32, BootError
     Ok(text.len() as u32 + 1)
 }
 
-/// Puts the initrd as high in low RAM as the kernel allows; `(address, bytes)`.
+/// Loads the initrd as high in low RAM as the kernel allows; returns `(address, bytes)`.
 fn load_initrd(
     ram: &GuestMemoryMmap,
     payload: &Payload<'_>,
@@ -236,7 +236,7 @@ fn load_initrd(
     if let Some(header) = loaded.setup_header {
         let (highest, runtime) = (header.initrd_addr_max, header.init_size);
         end = end.min(u64::from(highest) + 1);
-        // Where the kernel unpacks itself: from its preferred address, over `init_size` bytes.
+        // The kernel unpacks itself from its preferred address, over `init_size` bytes.
         let preferred = header.pref_address;
         kernel_end = kernel_end.max(preferred.saturating_add(u64::from(runtime)));
     }

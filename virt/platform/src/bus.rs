@@ -1,22 +1,22 @@
 //! Address decoding: which device answers a guest-physical address or an I/O port.
 //!
 //! A [`Bus`] is filled while the machine is built and never changes afterwards, so vCPU threads
-//! look up without a lock. What moves at run time (PCI BARs) is decoded behind one fixed window by
+//! look up without a lock. PCI BARs, which move at run time, are decoded behind one fixed window by
 //! the crate `pci`.
 //!
-//! Devices are called on vCPU threads, several at once; each guards itself. Nothing is locked here
-//! while a device is called.
+//! Devices are called on vCPU threads, several at once; each does its own locking. No lock is held
+//! here while a device is called.
 
 use std::sync::Arc;
 
-/// What an access met: what the exit behind it is charged to.
+/// Target of an access, by which its exit is counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AccessCause {
     /// A register of a remapping unit.
     IommuRegister,
-    /// A virtio doorbell that was not caught inside the hypervisor.
+    /// A virtio doorbell that was not handled inside the hypervisor.
     Doorbell,
-    /// One of a function that is an IOMMU.
+    /// A doorbell of a function that is an IOMMU.
     IommuDoorbell,
     /// PCI configuration space.
     PciConfig,
@@ -24,17 +24,19 @@ pub enum AccessCause {
     Register,
     /// The marker port.
     Marker,
-    /// Nobody decodes the address.
+    /// No device decodes the address.
     Unclaimed,
 }
 
-/// What answers in one range of a [`Bus`].
+/// Device that answers in one range of a [`Bus`].
 pub trait BusDevice: Send + Sync {
-    /// A read of `data.len()` bytes (1, 2, 4 or 8 for memory) at `offset` in the device's range.
-    /// `data` arrives as all ones, the answer of a bus where nobody drives. Returns what it met.
+    /// Reads `data.len()` bytes (1, 2, 4 or 8 for memory) at `offset` in the device's range. `data`
+    /// is all ones on entry, as read from a bus that no device drives. Returns the target of the
+    /// access.
     fn read(&self, offset: u64, data: &mut [u8]) -> AccessCause;
 
-    /// A write of `data.len()` bytes at `offset` in the device's range.
+    /// Writes `data.len()` bytes at `offset` in the device's range. Returns the target of the
+    /// access.
     fn write(&self, offset: u64, data: &[u8]) -> AccessCause;
 }
 
@@ -45,7 +47,7 @@ struct Entry {
     device: Arc<dyn BusDevice>,
 }
 
-/// Two devices were given overlapping ranges: an error of the builder, not of the user.
+/// Error of a builder that gave two devices overlapping ranges; no user can cause it.
 #[derive(Debug, thiserror::Error)]
 #[error("bus range {first:#x}..={last:#x} overlaps another device")]
 pub struct Overlap {
@@ -60,7 +62,7 @@ pub struct Bus {
 }
 
 impl Bus {
-    /// Nothing answers yet.
+    /// Creates a bus without devices.
     pub fn new() -> Self {
         Self::default()
     }
@@ -87,13 +89,13 @@ impl Bus {
         let at = self.entries.partition_point(|entry| entry.last < address);
         let entry = self.entries.get(at)?;
         let access_last = address.checked_add(len.max(1) as u64 - 1)?;
-        // An access that leaves its device is answered by nobody, as on a bus that decodes whole
+        // No device answers an access that leaves its range, as on a bus that decodes whole
         // accesses.
         (entry.first <= address && access_last <= entry.last)
             .then(|| (entry, address - entry.first))
     }
 
-    /// A read; all ones where nobody answers.
+    /// Reads at an address; all ones where no device answers.
     pub fn read(&self, address: u64, data: &mut [u8]) -> AccessCause {
         data.fill(0xff);
         match self.find(address, data.len()) {
@@ -102,7 +104,7 @@ impl Bus {
         }
     }
 
-    /// A write; dropped where nobody answers.
+    /// Writes at an address; dropped where no device answers.
     pub fn write(&self, address: u64, data: &[u8]) -> AccessCause {
         match self.find(address, data.len()) {
             Some((entry, offset)) => entry.device.write(offset, data),
@@ -110,7 +112,7 @@ impl Bus {
         }
     }
 
-    /// A port read: `data` may hold several elements of a string instruction, so only the port is
+    /// Reads a port. `data` may hold several elements of a string instruction, so only the port is
     /// decoded.
     pub fn read_port(&self, port: u16, data: &mut [u8]) -> AccessCause {
         data.fill(0xff);
@@ -120,7 +122,7 @@ impl Bus {
         }
     }
 
-    /// A port write; see [`read_port`](Self::read_port).
+    /// Writes a port; see [`read_port`](Self::read_port).
     pub fn write_port(&self, port: u16, data: &[u8]) -> AccessCause {
         match self.find(u64::from(port), 1) {
             Some((entry, offset)) => entry.device.write(offset, data),

@@ -7,32 +7,34 @@ use guest_mem::SourceId;
 /// where the hypervisor takes 32-bit APIC ids). Intel SDM volume 3 §11.11.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Message {
-    /// Where it is written.
+    /// Address of the write.
     pub address: u64,
-    /// What is written.
+    /// Data of the write.
     pub data: u32,
 }
 
-/// Whoever takes interrupt messages to the local APICs. Any thread may send.
+/// Receiver of interrupt messages, which delivers them to the local APICs. Any thread may send.
 ///
-/// A message carries its requester, because interrupt remapping looks it up by that. A machine
-/// whose remapping unit remaps interrupts puts the unit behind this trait; one without gives
-/// messages to the hypervisor as they are.
+/// A message carries its requester, because interrupt remapping looks it up by that. In a machine
+/// whose remapping unit remaps interrupts, the unit implements this trait; without one, messages go
+/// to the hypervisor unchanged.
 pub trait InterruptSink: Send + Sync {
-    /// Sends `message` on behalf of `from`. One that no local APIC takes is lost, as on hardware.
+    /// Sends `message` on behalf of `from`. A message that no local APIC accepts is lost, as on
+    /// hardware.
     fn send(&self, from: SourceId, message: Message);
 }
 
-/// Eventfds that somebody else signals and the hypervisor turns into interrupt messages, so that no
-/// thread of ours wakes for an interrupt: one line for each queue of a function that is served
-/// elsewhere, or for each vector of an assigned device. Called by the function's owner.
+/// Eventfds that another process or the host's kernel signals and that the hypervisor turns into
+/// interrupt messages, so that none of our threads wakes for an interrupt: one line for each queue
+/// of a function that is served elsewhere, or for each vector of an assigned device. Called by the
+/// function's owner.
 pub trait InterruptLines: Send {
-    /// From now on a signal of each line is its message; `None`: it is kept, and sent once when the
-    /// line has a message again. Lines that change together come in one call, since a hypervisor's
-    /// table may be costly to send.
+    /// Sets the message that a signal of each line sends from now on; `None`: a signal is kept, and
+    /// sent once when the line has a message again. Lines that change together come in one call,
+    /// since a hypervisor's table may be costly to send.
     fn connect(&mut self, lines: &[(u16, Option<Message>)]);
 
-    /// Whether a signal of `line` is kept.
+    /// Returns whether a signal of `line` is kept.
     fn is_pending(&self, line: u16) -> bool;
 
     /// Drops a signal that is kept: the queue was reset.
@@ -41,6 +43,6 @@ pub trait InterruptLines: Send {
 
 /// The legacy interrupt pin of a function, wired to an interrupt controller.
 pub trait InterruptPin: Send {
-    /// Drives it.
+    /// Drives the pin to `level`.
     fn set(&mut self, level: bool);
 }

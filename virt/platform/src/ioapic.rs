@@ -1,14 +1,14 @@
 //! I/O APIC (Intel 82093AA, version 0x20): 24 pins, redirection entries to MSI messages.
 //!
-//! KVM keeps the local APICs; this chip lives here because interrupt remapping is impossible with
-//! one inside KVM. A pin that fires becomes the message its redirection entry describes. For
-//! level-triggered pins KVM must report the end of interrupt to us, which it does for vectors it
-//! finds in its GSI routing table: every change of a redirection entry is mirrored there through
+//! KVM keeps the local APICs; this chip is emulated here because interrupt remapping is impossible
+//! with one inside KVM. A pin that fires becomes the message that its redirection entry describes.
+//! For level-triggered pins KVM must report the end of interrupt to us, which it does for vectors
+//! it finds in its GSI routing table: every change of a redirection entry is mirrored there through
 //! [`RouteSink`].
 //!
-//! Called by vCPU threads (registers, end of interrupt) and by whoever drives a pin (the UART). One
-//! lock around the registers; messages and routes leave after it is released, because a sink enters
-//! KVM.
+//! Called by vCPU threads (registers, end of interrupt) and by the devices that drive a pin (the
+//! UART). One lock protects the registers; messages and routes are sent after it is released,
+//! because a sink enters KVM.
 //!
 //! Left out: INIT/NMI/SMI/ExtINT checks (the delivery mode goes into the message as it is), virtual
 //! wire.
@@ -71,8 +71,8 @@ impl Redirection {
         self.0 & Self::REMOTE_IRR != 0
     }
 
-    /// The message: destination id (63:56) and mode (11) in the address; vector, delivery mode and
-    /// trigger in the data (Intel SDM volume 3 §11.11).
+    /// Returns the message: destination id (63:56) and mode (11) in the address; vector, delivery
+    /// mode and trigger in the data (Intel SDM volume 3 §11.11).
     fn message(self) -> Message {
         let destination = self.0 >> 56 & 0xff;
         let logical = self.0 >> 11 & 1;
@@ -84,9 +84,9 @@ impl Redirection {
     }
 }
 
-/// Told of every pin's message, so that KVM reports ends of interrupt for level-triggered ones.
+/// Receiver of every pin's message, so that KVM reports ends of interrupt for level-triggered pins.
 pub trait RouteSink: Send + Sync {
-    /// The routes of all pins; `None` for a pin that is masked or edge-triggered.
+    /// Sets the routes of all pins; `None` for a pin that is masked or edge-triggered.
     fn update(&self, routes: &Routes);
 }
 
@@ -104,8 +104,8 @@ impl State {
             .map(|entry| (entry.is_level() && !entry.is_masked()).then(|| entry.message()))
     }
 
-    /// Fires `pin` if its entry allows; for a level-triggered one only when the last was
-    /// acknowledged.
+    /// Fires `pin` if its entry allows: a level-triggered one fires only after its last interrupt
+    /// was acknowledged.
     fn fire(&mut self, pin: usize) -> Option<Message> {
         let entry = &mut self.table[pin];
         if entry.is_masked() || (entry.is_level() && entry.remote_irr()) {
@@ -139,7 +139,7 @@ impl State {
     }
 }
 
-/// What is to be done once the lock is released.
+/// Message and routes to send once the lock is released.
 #[derive(Default)]
 struct Outcome {
     message: Option<Message>,
@@ -149,15 +149,15 @@ struct Outcome {
 /// The chip. See the module's head.
 pub struct Ioapic {
     state: Mutex<State>,
-    /// The requester its messages carry.
+    /// Requester of its messages.
     source: SourceId,
     messages: Arc<dyn InterruptSink>,
     routes: Arc<dyn RouteSink>,
 }
 
 impl Ioapic {
-    /// A chip after reset, sending its interrupts to `messages` as requester `source` and its
-    /// routes to `routes`.
+    /// Creates a chip after reset, which sends its interrupts to `messages` as requester `source`
+    /// and its routes to `routes`.
     pub fn new(
         source: SourceId,
         messages: Arc<dyn InterruptSink>,
@@ -178,7 +178,7 @@ impl Ioapic {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // No panic can leave the registers half changed, so a poisoned lock is as good as another.
+        // No panic can leave the registers half changed, so a poisoned lock is used as it is.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -197,7 +197,7 @@ impl Ioapic {
         self.drive(pin, high);
     }
 
-    /// [`set_line`](Self::set_line); whether a message was sent.
+    /// Drives input `pin` as [`set_line`](Self::set_line); returns whether a message was sent.
     fn drive(&self, pin: u8, high: bool) -> bool {
         let pin = usize::from(pin);
         assert!(
@@ -222,15 +222,16 @@ impl Ioapic {
         message.is_some()
     }
 
-    /// One rising edge on `pin`. Whether its entry let it through: one that is masked is nobody's
-    /// to hear.
+    /// Drives one rising edge on `pin`. Returns whether a message was sent: an edge on a masked pin
+    /// is lost.
     pub fn pulse(&self, pin: u8) -> bool {
         let is_sent = self.drive(pin, true);
         self.drive(pin, false);
         is_sent
     }
 
-    /// A vCPU ended the interrupt with this vector: level-triggered pins with it may fire again.
+    /// Handles a vCPU's end of the interrupt with this vector: level-triggered pins with it may
+    /// fire again.
     pub fn end_of_interrupt(&self, vector: u8) {
         let mut messages = [None; PINS];
         let mut state = self.state();

@@ -3,7 +3,7 @@
 //! ```text
 //! 0000_0000 ── RAM (first MiB: boot structures, hole at A0000, ACPI tables at E0000) ── up to C000_0000
 //! C000_0000 ── PCI memory window (BARs) ── E000_0000 ECAM of bus 0 (1 MiB)
-//! FEC0_0000 IOAPIC    FED9_0000 VT-d registers (two pages)    FEE0_0000 local APICs    FFFB_C000 KVM's own pages
+//! FEC0_0000 IOAPIC ── FED9_0000 VT-d registers (two pages) ── FEE0_0000 local APICs ── FFFB_C000 KVM's own pages
 //! 1_0000_0000 ── the rest of RAM
 //! ```
 //! All `_END` are exclusive; all sizes are bytes.
@@ -14,15 +14,16 @@ use guest_mem::SourceId;
 
 /// End of RAM below 4 GiB; RAM beyond this size continues at [`HIGH_RAM`].
 pub const LOW_RAM_END: u64 = 0xc000_0000;
-/// Where RAM continues above the device hole.
+/// Address at which RAM continues above the device hole.
 pub const HIGH_RAM: u64 = 0x1_0000_0000;
 
 /// PCI memory window: every BAR lies here.
 pub const PCI_WINDOW: u64 = 0xc000_0000;
 /// End of the PCI memory window.
 pub const PCI_WINDOW_END: u64 = 0xe000_0000;
-/// PCI memory window beyond 4 GiB, for machines with BARs that want it: the top eighth of what 39
-/// address bits reach. A host whose processor has fewer cannot have it (CPUID 8000_0008h).
+/// PCI memory window beyond 4 GiB, for machines with BARs that need it: the top eighth of the range
+/// that 39 address bits reach. Not available on a host whose processor has fewer (CPUID
+/// 8000_0008h).
 pub const PCI_WINDOW_HIGH: Range<u64> = 0x70_0000_0000..0x80_0000_0000;
 /// Enhanced configuration access (PCI Express base specification §7.2.2) of bus 0.
 pub const ECAM: u64 = 0xe000_0000;
@@ -63,17 +64,17 @@ pub const BOOT_PAGE_TABLES: u64 = 0x9000;
 pub const BOOT_CMDLINE: u64 = 0x2_0000;
 /// Bytes kept for the command line with its terminator (Linux's own limit is 2048).
 pub const BOOT_CMDLINE_SIZE: u64 = 0x1000;
-/// End of conventional memory as the guest is told (the traditional EBDA boundary).
+/// End of conventional memory as reported to the guest (the traditional EBDA boundary).
 pub const CONVENTIONAL_END: u64 = 0x9_fc00;
 /// The root of the ACPI tables, in the area where an operating system looks for it.
 pub const ACPI_RSDP: u64 = 0xe_0000;
 /// End of the area for ACPI tables.
 pub const ACPI_END: u64 = 0xf_0000;
-/// Where a processor goes after a reset in real mode, F000:FFF0.
+/// Address at which a processor starts after a reset in real mode, F000:FFF0.
 pub const RESET_VECTOR: u64 = 0xf_fff0;
-/// End of what the guest must not use below 1 MiB.
+/// End of the memory below 1 MiB that the guest must not use.
 pub const FIRMWARE_END: u64 = 0x10_0000;
-/// Kernels are loaded from here.
+/// Address from which kernels are loaded.
 pub const KERNEL: u64 = 0x10_0000;
 
 /// COM1's first port.
@@ -90,7 +91,7 @@ pub const I8042_COMMAND: u16 = 0x64;
 /// Marker port: a guest delimits measuring windows by writing here (1 begins, 2 ends, others are
 /// tags).
 pub const MARKER: u16 = 0xe0;
-/// Where a guest tells that its kernel has panicked (QEMU's pvpanic), one byte.
+/// Port at which a guest reports that its kernel has panicked (QEMU's pvpanic), one byte.
 pub const PANIC_NOTICE: u16 = 0x505;
 /// ACPI sleep control register (FADT, hardware-reduced), one byte.
 pub const SLEEP_CONTROL: u16 = 0x600;
@@ -98,9 +99,9 @@ pub const SLEEP_CONTROL: u16 = 0x600;
 pub const SLEEP_STATUS: u16 = 0x601;
 /// ACPI reset register, one byte.
 pub const RESET: u16 = 0x602;
-/// Where the guest ejects a PCI function: it writes the number of the slot, one byte.
+/// Port at which the guest ejects a PCI function: it writes the number of the slot, one byte.
 pub const EJECT: u16 = 0x610;
-/// What the guest writes to [`RESET`].
+/// Value that the guest writes to [`RESET`].
 pub const RESET_VALUE: u8 = 0x0f;
 /// The `SLP_TYP` of S5 in our DSDT.
 pub const S5_SLEEP_TYPE: u8 = 5;
@@ -109,8 +110,8 @@ pub const PCI_CONFIG_ADDRESS: u16 = 0xcf8;
 /// PCI configuration mechanism #1, data (four ports).
 pub const PCI_CONFIG_DATA: u16 = 0xcfc;
 
-/// RAM regions `(start, bytes)` for a machine with `memory` bytes: one, or two around the device
-/// hole.
+/// Returns the RAM regions `(start, bytes)` of a machine with `memory` bytes: one, or two around
+/// the device hole.
 pub fn ram_regions(memory: u64) -> Vec<(u64, u64)> {
     if memory <= LOW_RAM_END {
         vec![(0, memory)]
@@ -129,7 +130,7 @@ pub enum E820Kind {
     Reserved = 2,
 }
 
-/// The memory map the guest is given: `(start, bytes, kind)`, sorted.
+/// Returns the memory map that the guest is given: `(start, bytes, kind)`, sorted.
 ///
 /// ECAM is in it as reserved, without which Linux refuses the MCFG table; the VT-d page is not,
 /// since Linux claims that one itself.

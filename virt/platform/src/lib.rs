@@ -1,21 +1,21 @@
-//! The fixed parts of an x86 machine, as data and state machines: who answers an access, what an
-//! interrupt is, the chips every guest expects, the tables and the kernel it starts from.
+//! The fixed parts of an x86 machine, as data and state machines: address decoding, interrupt
+//! messages, the chips that every guest expects, and the tables and the kernel with which it boots.
 //!
 //! In reading order:
-//! * [`layout`]: where everything is in guest-physical memory and among the ports.
-//! * [`bus`]: which device answers an address or a port, and what the access was.
-//! * [`interrupt`]: an interrupt message, and whoever takes it to a local APIC; [`doorbell`]: what
-//!   the other direction has.
+//! * [`layout`]: addresses in guest-physical memory, and port numbers.
+//! * [`bus`]: the device that answers an address or a port, and the kind of an access.
+//! * [`interrupt`]: interrupt messages, and their receiver, which delivers them to the local APICs;
+//!   [`doorbell`]: notifications in the other direction, from the driver.
 //! * [`memory`]: memory of a device that the guest reaches without an exit.
 //! * [`ioapic`], [`power`]: the chips.
 //! * [`acpi`]: the tables; [`boot`]: kernel, initial RAM disk and command line into RAM.
 //!
-//! **Who calls, on which thread.** Tables and boot loading: the builder, once, before the first
-//! vCPU runs. Chips: vCPU threads, several at once; each chip guards itself, and no lock is held
-//! while an interrupt is sent.
+//! **Callers and threads.** Tables and boot loading: the builder, once, before the first vCPU runs.
+//! Chips: vCPU threads, several at once. Each chip does its own locking, and no lock is held while
+//! an interrupt is sent.
 //!
 //! **Left out.** Local APICs, vCPUs and memory slots belong to the hypervisor; PCI is the crate
-//! `pci`. Nothing here knows which hypervisor it runs under, nor which devices the machine has.
+//! `pci`. Nothing here depends on the hypervisor, nor on the machine's devices.
 
 pub mod acpi;
 pub mod boot;

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use crate::bus::{AccessCause, BusDevice};
 use crate::layout;
 
-/// What a guest asks of its machine as a whole. Called on vCPU threads.
+/// Receiver of a guest's requests that concern the whole machine. Called on vCPU threads.
 pub trait PowerSink: Send + Sync {
-    /// Soft off (ACPI S5).
+    /// Handles soft off (ACPI S5).
     fn power_off(&self);
-    /// A reset, by ACPI or by the keyboard controller.
+    /// Handles a reset, by ACPI or by the keyboard controller.
     fn reset(&self);
-    /// Its kernel has panicked, and nobody in it will do anything about that.
+    /// Handles a panic of the guest's kernel, without a crash kernel that would handle it.
     fn panicked(&self);
 }
 
@@ -30,7 +30,7 @@ impl Power {
 
 impl BusDevice for Power {
     fn read(&self, _offset: u64, data: &mut [u8]) -> AccessCause {
-        // No wake has happened; the other two are write-only.
+        // Sleep status: no wake has happened. The other two registers are write-only.
         data.fill(0);
         AccessCause::Register
     }
@@ -74,9 +74,9 @@ const PANICKED: u8 = 1 << 0;
 /// its work.
 const CRASH_LOADED: u8 = 1 << 1;
 
-/// Where a guest tells that its kernel has panicked: QEMU's pvpanic (`docs/specs/pvpanic.rst`), one
-/// byte at [`layout::PANIC_NOTICE`]. Read: the events that are understood. Written: the event that
-/// happened.
+/// Port at which a guest reports that its kernel has panicked: QEMU's pvpanic
+/// (`docs/specs/pvpanic.rst`), one byte at [`layout::PANIC_NOTICE`]. A read returns the supported
+/// events, a write reports an event.
 pub struct PanicNotice(pub Arc<dyn PowerSink>);
 
 impl BusDevice for PanicNotice {
@@ -95,9 +95,9 @@ impl BusDevice for PanicNotice {
 
 /// Receiver of ejections. Called on vCPU threads.
 pub trait EjectSink: Send + Sync {
-    /// Removes the function in PCI slot `slot`, which the guest has stopped using. A slot that has
-    /// none, or one that stays, is the guest's mistake and nothing happens. On return the function
-    /// is gone from the bus.
+    /// Removes the function in PCI slot `slot`, which the guest has stopped using. A slot without a
+    /// function, or with one that cannot be ejected, is the guest's error and is ignored. On return
+    /// the function is gone from the bus.
     fn eject(&self, slot: u8);
 }
 
@@ -111,7 +111,7 @@ impl BusDevice for Eject {
     }
 
     fn write(&self, _offset: u64, data: &[u8]) -> AccessCause {
-        // One byte wide: several elements of a string instruction are several writes.
+        // One byte wide: each element of a string instruction is a write.
         for slot in data {
             self.0.eject(*slot);
         }
@@ -119,9 +119,9 @@ impl BusDevice for Eject {
     }
 }
 
-/// Told of each marker: called on the vCPU's thread, before the guest goes on.
+/// Receiver of markers: called on the vCPU's thread, before the guest goes on.
 pub trait MarkerSink: Send + Sync {
-    /// 1 begins a measuring window, 2 ends it, others are the guest's own tags.
+    /// Reports a marker: 1 begins a measuring window, 2 ends it, others are the guest's own tags.
     fn marker(&self, value: u8);
 }
 

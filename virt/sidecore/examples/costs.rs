@@ -1,5 +1,5 @@
-//! What the runtime itself costs: a sweep over idle pollers with probes, a sleep and wake with
-//! them, a turn.
+//! Costs of the runtime itself: of a sweep over idle pollers with probes, of a sleep and wake with
+//! them, and of a turn.
 //!
 //! ```text
 //! cargo run --release -p sidecore --example costs
@@ -36,8 +36,8 @@ impl Place {
     }
 }
 
-/// As a ring's would be: a pointer that was worked out before, what it was last, and what keeps the
-/// memory mapped.
+/// Probe as for a ring: a pointer that was computed before, the last value seen there, and a
+/// reference that keeps the memory mapped.
 struct Seen {
     word: *const AtomicU32,
     seen: u32,
@@ -120,7 +120,7 @@ fn devices(count: usize) -> Vec<Device> {
         // SAFETY: no pointers.
         let fd = unsafe { libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) };
         assert!(fd >= 0, "an eventfd");
-        // SAFETY: a new descriptor that nobody else owns.
+        // SAFETY: a new descriptor, which no other value owns.
         Arc::new(File::from(unsafe { OwnedFd::from_raw_fd(fd) }))
     };
     let words = Arc::new(
@@ -144,7 +144,7 @@ fn start(policy: IdlePolicy, devices: Vec<Device>) -> Sidecore<Device> {
     core.spawn(devices).expect("a sidecore")
 }
 
-/// The least of what `measure` finds in 40 windows of 5 ms: other programs only add to it.
+/// Returns the least result of `measure` in 40 windows of 5 ms: other programs only add to it.
 fn least(mut measure: impl FnMut() -> f64) -> f64 {
     (0..40).map(|_| measure()).fold(f64::INFINITY, f64::min)
 }

@@ -1,4 +1,4 @@
-//! Time as pollers see it: nanoseconds of `CLOCK_MONOTONIC`.
+//! Monotonic time: nanoseconds of `CLOCK_MONOTONIC`.
 
 use crate::sys;
 
@@ -19,7 +19,7 @@ impl Nanos {
         self.0.saturating_sub(earlier.0)
     }
 
-    /// The moment `ns` nanoseconds later; stays at the end of time instead of wrapping.
+    /// Returns the time `ns` nanoseconds later; saturates instead of wrapping.
     #[must_use]
     pub const fn after(self, ns: u64) -> Self {
         Nanos(self.0.saturating_add(ns))

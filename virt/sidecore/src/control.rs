@@ -1,31 +1,32 @@
-//! How many cores a fleet needs, and which poller belongs where: a pure decision over samples of
+//! Number of cores of a fleet, and placement of its pollers: a pure decision over samples of
 //! utilisation.
 //!
 //! ```text
 //! a core above `high` for `patience` samples:
-//!     a move that lowers the higher of both utilisations by `gain` at least  → Move (the best such)
-//!     else it has two pollers to part, and there may be more cores          → AddCore; the moves follow
-//! all would fit on one core fewer below `low`, for 4 × `patience` samples   → Retire the least used
+//!     a move that lowers the higher of both utilisations by `gain` or more → the best such Move
+//!     else it has several pollers, and there may be more cores → AddCore; the moves follow
+//! all would fit on one core fewer below `low`, for 4 × `patience` samples → Retire the least used
 //! ```
 //! Hysteresis: `low` is well below `high`; a mark must be passed in several samples in a row; after
-//! each act the counting starts anew. One act per decision, and each move brings the higher of two
-//! utilisations down, so moves do not go round in circles.
+//! each decision the counting starts anew. There is one act per decision, and each move lowers the
+//! higher of two utilisations, so moves do not go round in circles.
 //!
-//! Called by the fleet's controller thread; what it cannot know is what a poller would use if its
-//! core were not full.
+//! Called by the fleet's controller thread. A limitation: a poller's utilisation on a core that is
+//! not full is not known while its core is full.
 
 use std::collections::BTreeMap;
 
-/// When to add and retire cores. Utilisations are shares of a core's time, 0 to 1.
+/// Conditions for adding and retiring cores. Utilisations are shares of a core's time, 0 to 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ControlConfig {
-    /// Fewest and most cores; at least 1.
+    /// Fewest cores; at least 1.
     pub min_cores: usize,
-    /// See `min_cores`.
+    /// Most cores; at least 1.
     pub max_cores: usize,
-    /// A core above this needs help. Default 0.85.
+    /// Utilisation above which a core is overloaded. Default 0.85.
     pub high: f64,
-    /// One core fewer is enough when the others would stay below this. Default 0.5.
+    /// Utilisation below which the other cores must stay for one core fewer to be enough. Default
+    /// 0.5.
     pub low: f64,
     /// The least by which a move must lower the higher utilisation. Default 0.1.
     pub gain: f64,
@@ -46,7 +47,7 @@ impl Default for ControlConfig {
     }
 }
 
-/// What a poller used of its core since the last sample.
+/// Utilisation of a core by one poller since the last sample.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PollerSample {
     /// Its number.
@@ -55,7 +56,7 @@ pub struct PollerSample {
     pub utilisation: f64,
 }
 
-/// What a core did since the last sample.
+/// Utilisation of a core since the last sample.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CoreSample {
     /// The core's number in the fleet.
@@ -66,7 +67,7 @@ pub struct CoreSample {
     pub pollers: Vec<PollerSample>,
 }
 
-/// What to do.
+/// Action to take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decision {
     /// Nothing.
@@ -82,14 +83,14 @@ pub enum Decision {
     Move {
         /// The poller's number.
         poller: u64,
-        /// Where it is.
+        /// Core that it is on.
         from: usize,
-        /// Where it is better off.
+        /// Core to move it to.
         to: usize,
     },
 }
 
-/// The decision's memory.
+/// State of the decisions: samples in a row above and below the marks.
 #[derive(Clone, Debug)]
 pub struct Controller {
     config: ControlConfig,
@@ -100,7 +101,7 @@ pub struct Controller {
 }
 
 impl Controller {
-    /// Remembers nothing yet.
+    /// Creates a controller without samples.
     pub fn new(config: ControlConfig) -> Self {
         Controller {
             config,
@@ -109,13 +110,13 @@ impl Controller {
         }
     }
 
-    /// Takes one sample of all running cores.
+    /// Takes one sample of all running cores, and returns the action that it calls for.
     pub fn decide(&mut self, cores: &[CoreSample]) -> Decision {
         self.count(cores);
         let decision = self.relieve(cores).or_else(|| self.retire(cores));
         if let Some(decision) = decision {
-            // After a new core its moves are due at once; after a move and a retirement things must
-            // settle.
+            // After a new core its moves are due at once. After a move or a retirement the
+            // utilisations must settle.
             if decision != Decision::AddCore {
                 self.above.clear();
             }
@@ -154,7 +155,7 @@ impl Controller {
         (can_part && cores.len() < self.config.max_cores).then_some(Decision::AddCore)
     }
 
-    /// The move away from `from` that gains most, if it gains enough.
+    /// Returns the move away from `from` with the greatest gain, if that is large enough.
     fn best_move(&self, from: &CoreSample, cores: &[CoreSample]) -> Option<(f64, Decision)> {
         let others = cores.iter().filter(|other| other.core != from.core);
         let to = others.min_by(|a, b| a.utilisation.total_cmp(&b.utilisation))?;
@@ -163,8 +164,7 @@ impl Controller {
             let there = to.utilisation + poller.utilisation;
             from.utilisation - after.max(there)
         };
-        // A poller that would be alone on the other core gains nothing by leaving this one to
-        // nobody.
+        // Moving the only poller of a core leaves the core empty, and gains nothing.
         let movable = from.pollers.iter().filter(|_| from.pollers.len() > 1);
         let best = movable.max_by(|a, b| gain(a).total_cmp(&gain(b)))?;
         let decision = Decision::Move {
@@ -180,7 +180,7 @@ impl Controller {
             return None;
         }
         let least = |a: &&CoreSample, b: &&CoreSample| {
-            // The youngest of equals.
+            // Among equals the youngest.
             a.utilisation
                 .total_cmp(&b.utilisation)
                 .then(b.core.cmp(&a.core))

@@ -1,41 +1,42 @@
-//! Who may do how much: deficit round robin over the active pollers of one core.
+//! Deficit round robin over the active pollers of one core: the order of the visits, and the budget
+//! of each.
 //!
 //! After Shreedhar and Varghese, "Efficient Fair Queueing Using Deficit Round Robin" (SIGCOMM
 //! 1995), with costs that are known only after the work:
 //!
 //! ```text
 //! round:  each flow in the ring: deficit += quantum × weight
-//!                                deficit > 0:  visit it with that budget;  deficit −= what it charged
+//!                                deficit > 0:  visit it with that budget;  deficit −= its charges
 //! ```
-//! - A visit may overdraw its budget by its last piece of work; the **debt** stays, and the flow is
+//! - A visit may overdraw its budget by its last piece of work. The **debt** stays, and the flow is
 //!   passed over until later rounds have repaid it. Debts outlive idleness: rounds that pass
 //!   meanwhile count as repayment.
-//! - What is left of a budget is kept while the flow stays hungry (at most [`KEPT_QUANTA`] quanta);
+//! - The rest of a budget is kept while the flow stays backlogged (at most [`KEPT_QUANTA`] quanta);
 //!   idleness forfeits it.
-//! - When all hungry flows are in debt, the rounds in which nobody could be served are skipped at
+//! - When all backlogged flows are in debt, the rounds in which none could be served are skipped at
 //!   once.
-//! - A waiting flow (nothing to do, to be visited each round all the same) is visited with one
-//!   quantum, whatever it owes if no flow is hungry.
-//! - A flow that comes back is visited **before** those in the ring, also in the middle of a round,
-//!   as far as its quantum of this round goes: what it left when it went away is still its own
-//!   until the round ends. Beyond that it is the first of the next round, not the last: a flow that
-//!   has used its share waits for the rest of the others' turns, and not for their next ones too.
-//!   So a flow that asks for little is served at once, and one that comes and goes gets no more
-//!   than one that stays. (MacGregor and Shi, "Deficits for Bursty Latency-Critical Flows: DRR++",
-//!   ICON 2000; the new flows of FQ-CoDel, RFC 8290.)
-//! - A visit that is **cut short** for such a flow goes on behind it, in the same round, with what
-//!   is left of its budget.
+//! - A waiting flow (nothing to do, but visited each round) is visited with one quantum, whatever
+//!   its debt, if no flow is backlogged.
+//! - A flow that becomes active again is visited **before** those in the ring, also in the middle
+//!   of a round, within its quantum of this round: the rest that it left when it became idle stays
+//!   its own until the round ends. Once that is used up, it is the first of the next round, not the
+//!   last: a flow that has used its share waits for the others' turns of this round, but not for
+//!   their next ones. So a flow that asks for little is served at once, and one that alternates
+//!   between idle and active gets no more than one that stays active. (MacGregor and Shi, "Deficits
+//!   for Bursty Latency-Critical Flows: DRR++", ICON 2000; the new flows of FQ-CoDel, RFC 8290.)
+//! - A visit that is **cut short** for such a flow continues after it, in the same round, with the
+//!   rest of its budget.
 //!
-//! Over any time in which flows stay hungry, what two of them were served differs, per weight, by
-//! no more than two quanta and the largest pieces of work, up to [`MAX_DEBT`].
+//! Over any time in which two flows stay backlogged, their service differs, per weight, by no more
+//! than two quanta and the largest pieces of work, up to [`MAX_DEBT`].
 //!
-//! Pure: costs in cost units (nanoseconds) as others measure or estimate them, no clock. Owned by
-//! the loop in `run.rs`.
+//! Pure: costs are in cost units (nanoseconds) as the caller measures or estimates them, and there
+//! is no clock. Owned by the loop in `run.rs`.
 
-/// The share of a flow of weight 1 per round, in cost units: 32 small requests, or a burst of
-/// frames there and back. Who has little to do does not wait for it: see above.
+/// Share of a flow of weight 1 per round, in cost units: 32 small requests, or a burst of frames
+/// there and back. A flow with little to do does not wait for it: see above.
 pub(crate) const QUANTUM: u64 = 6_400;
-/// Quanta that a hungry flow may save.
+/// Quanta that a backlogged flow may save.
 const KEPT_QUANTA: i64 = 2;
 /// Largest debt: 10 ms of the core, or 100 MB moved in one visit.
 const MAX_DEBT: i64 = 10_000_000;
@@ -62,13 +63,13 @@ struct Flow {
     deficit: i64,
     weight: u32,
     state: State,
-    /// The round in which it went away.
+    /// Round in which it became idle.
     left: u64,
-    /// The last round that gave it a quantum.
+    /// Last round that gave it a quantum.
     granted: u64,
 }
 
-/// One turn to give.
+/// A visit to a flow, and its budget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Visit {
     pub(crate) flow: FlowId,
@@ -76,13 +77,13 @@ pub(crate) struct Visit {
     pub(crate) budget: u64,
 }
 
-/// A flow, and why it is visited.
+/// A flow, and the reason for its visit.
 #[derive(Clone, Copy, Debug, Default)]
 struct Place {
     flow: FlowId,
-    /// It has come back, and is not in the ring.
+    /// It has become active again, and is not in the ring.
     is_woken: bool,
-    /// It has come back in the middle of a round, before others.
+    /// It has become active again in the middle of a round, before others.
     is_interruption: bool,
 }
 
@@ -91,35 +92,35 @@ struct Place {
 pub(crate) struct Drr {
     quantum: i64,
     flows: Vec<Flow>,
-    /// Those not away, in the order of visits; `..kept` are those of this round that stay.
+    /// Flows that are not away, in the order of visits; `..kept` are those of this round that stay.
     ring: Vec<FlowId>,
     kept: usize,
     cursor: usize,
-    /// Those that have come back, and may do something in this round: before those of the ring,
-    /// and not in it.
+    /// Flows that have become active again and have budget left in this round: visited before those
+    /// of the ring, and not in it.
     woken: VecDeque<FlowId>,
-    /// Those that have come back and may do nothing more in this round: the first of the ring in
-    /// the next one.
+    /// Flows that have become active again and have no budget left in this round: the first of the
+    /// ring in the next one.
     first: Vec<FlowId>,
-    /// Those of `woken` that were visited beside others, and have more to do: behind those that
-    /// come back meanwhile, and before the flow that was interrupted.
+    /// Flows of `woken` that were visited while others had work, and have more to do: visited after
+    /// those that become active meanwhile, and before the flow that was interrupted.
     again: VecDeque<Place>,
-    /// Those whose visits were cut short, each for the one behind it; one of the ring is not kept
-    /// yet.
+    /// Flows whose visits were cut short, each for the one behind it. One that belongs to the ring
+    /// has not been kept yet.
     cut: Vec<Place>,
-    /// The deficit of the flow being visited, before the visit.
+    /// Deficit of the flow being visited, before the visit.
     budget: i64,
-    /// The one being visited.
+    /// The flow being visited.
     place: Place,
     is_in_round: bool,
     round: u64,
-    /// Hungry flows: counted during a round for the next one.
+    /// Number of backlogged flows: counted during a round for the next one.
     hungry: usize,
-    /// Those of this round: as it began, and those that have come since.
+    /// Number of backlogged flows of this round: at its beginning, and those that have come since.
     contenders: usize,
-    /// Rounds granted at once in this round.
+    /// Number of rounds granted at once in this round.
     grants: i64,
-    /// A hungry flow was visited in this round.
+    /// A backlogged flow was visited in this round.
     has_served: bool,
 }
 
@@ -146,7 +147,7 @@ impl Drr {
         }
     }
 
-    /// Makes room for flow `flow`, away and without debt.
+    /// Adds flow `flow`, away and without debt.
     pub(crate) fn reset(&mut self, flow: FlowId) {
         self.remove(flow);
         while self.flows.len() <= flow {
@@ -161,7 +162,7 @@ impl Drr {
         self.flows[flow].deficit = 0;
     }
 
-    /// Takes a flow out, between rounds.
+    /// Removes a flow, between rounds.
     pub(crate) fn remove(&mut self, flow: FlowId) {
         let Some(of) = self.flows.get_mut(flow) else {
             return;
@@ -176,24 +177,24 @@ impl Drr {
         of.left = self.round;
     }
 
-    /// Whether a flow has work.
+    /// Returns whether a flow has work.
     pub(crate) fn has_hungry(&self) -> bool {
         self.hungry > 0
     }
 
-    /// Sum of the weights of the flows that have work.
+    /// Returns the sum of the weights of the flows that have work.
     pub(crate) fn hungry_weight(&self) -> u32 {
         let hungry = self.flows.iter().filter(|of| of.state == State::Hungry);
         hungry.fold(0, |sum, of| sum.saturating_add(of.weight))
     }
 
-    /// Whether another flow than this one, which is being visited, has had work since before the
-    /// visit.
+    /// Returns whether a flow other than this one, which is being visited, has had work since
+    /// before the visit.
     pub(crate) fn is_contended(&self, flow: FlowId) -> bool {
         self.contenders > usize::from(self.flows[flow].state == State::Hungry)
     }
 
-    /// Whether a visit is to be cut short for this flow, should it have work.
+    /// Returns whether a visit is to be cut short for this flow, should it have work.
     #[inline]
     pub(crate) fn may_interrupt(&self, flow: FlowId) -> bool {
         let of = &self.flows[flow];
@@ -204,17 +205,17 @@ impl Drr {
             }
     }
 
-    /// Whether the flow that is being visited has come back in the middle of this round, before
-    /// others.
+    /// Returns whether the flow that is being visited has become active in the middle of this
+    /// round, before others.
     pub(crate) fn is_interruption(&self) -> bool {
         self.place.is_interruption
     }
 
-    /// What a flow that is away may do or owes, without a quantum that it is yet to get in a round
-    /// under way.
+    /// Returns the deficit of a flow that is away: positive for budget, negative for debt. A
+    /// quantum that it is yet to get in a round under way does not count.
     fn repaid(&self, of: &Flow) -> i64 {
         if self.is_in_round && of.left == self.round {
-            // Of the quantum of this round.
+            // Left over from the quantum of this round.
             return of.deficit;
         }
         let passed = self.round - of.left - u64::from(self.is_in_round);
@@ -223,7 +224,7 @@ impl Drr {
         of.deficit.saturating_add(repaid).min(0)
     }
 
-    /// What it may still do (negative: what it owes), in cost units.
+    /// Returns its remaining budget (negative: its debt), in cost units.
     pub(crate) fn deficit(&self, flow: FlowId) -> i64 {
         self.flows[flow].deficit
     }
@@ -232,7 +233,7 @@ impl Drr {
         self.flows[flow].weight = weight.clamp(1, MAX_WEIGHT);
     }
 
-    /// A flow has got work. In a round: only one that was away.
+    /// Handles that a flow has got work. In a round: only a flow that was away.
     pub(crate) fn activate(&mut self, flow: FlowId) {
         let of = &self.flows[flow];
         if of.state == State::Hungry {
@@ -253,7 +254,7 @@ impl Drr {
         }
     }
 
-    /// `activate`, unless it is in the ring already.
+    /// Calls `activate`, unless the flow is in the ring already.
     #[inline]
     pub(crate) fn wake(&mut self, flow: FlowId) {
         if self.flows[flow].state == State::Away {
@@ -265,21 +266,22 @@ impl Drr {
     pub(crate) fn charge(&mut self, flow: FlowId, cost: u64) {
         let of = &mut self.flows[flow];
         if of.state == State::Away && !self.is_in_round {
-            // Idleness has forfeited what was left.
+            // Idleness has forfeited the rest of its budget.
             of.deficit = of.deficit.min(0);
         }
         let cost = i64::try_from(cost).unwrap_or(i64::MAX);
         of.deficit = of.deficit.saturating_sub(cost).max(-MAX_DEBT);
     }
 
-    /// A core without hungry flows has swept: a round like any other, for debts.
+    /// Begins a round. A sweep of a core without backlogged flows is a round too, which repays
+    /// debts.
     pub(crate) fn begin_round(&mut self) {
         self.round += 1;
         self.is_in_round = true;
         self.contenders = self.hungry;
         self.grants = match self.hungry {
-            // Nobody waits for a debt to be repaid: as many as the largest takes.
-            // And one that may be used.
+            // Without backlogged flows no flow waits for a debt to be repaid: as many rounds as the
+            // largest debt takes, and one whose quantum may be used.
             0 => MAX_DEBT / self.quantum + 2,
             _ => 1,
         };
@@ -294,7 +296,8 @@ impl Drr {
         }
     }
 
-    /// Everybody who is hungry owes: as many rounds at once as it takes until one does not.
+    /// Skips the rounds in which all backlogged flows are in debt: as many as it takes until one is
+    /// not.
     #[cold]
     fn skip_rounds(&mut self) {
         let needed = self
@@ -309,8 +312,8 @@ impl Drr {
         self.grants = needed.unwrap_or(1).max(self.grants);
     }
 
-    /// The next to visit in this round; [`finish`](Self::finish) it, or [`cut`](Self::cut) it
-    /// short, before asking again.
+    /// Returns the next flow to visit in this round. The caller must [`finish`](Self::finish) the
+    /// visit, or [`cut`](Self::cut) it short, before the next call.
     #[inline]
     pub(crate) fn next(&mut self) -> Option<Visit> {
         // Most sweeps of an idle core end here.
@@ -364,7 +367,7 @@ impl Drr {
         None
     }
 
-    /// Gives `flow` the quanta of this round, unless it has had them; whether it had not.
+    /// Gives `flow` the quanta of this round, unless it has had them; returns whether it gave them.
     fn grant(&mut self, flow: FlowId, quanta: i64) -> bool {
         let of = &mut self.flows[flow];
         if of.granted == self.round {
@@ -380,7 +383,7 @@ impl Drr {
         true
     }
 
-    /// A visit to `flow`; `None` if it owes.
+    /// Returns a visit to `flow`; `None` if it is in debt.
     fn visit(&mut self, flow: FlowId) -> Option<Visit> {
         let of = &self.flows[flow];
         if of.deficit <= 0 {
@@ -394,7 +397,7 @@ impl Drr {
         })
     }
 
-    /// The visit is over: how the flow goes on.
+    /// Ends the visit with the flow's new state.
     pub(crate) fn finish(&mut self, flow: FlowId, state: State) {
         let of = &mut self.flows[flow];
         of.state = state;
@@ -406,20 +409,20 @@ impl Drr {
                 return;
             }
         }
-        // One that was charged nothing would be visited for ever.
+        // A flow that was charged nothing would be visited for ever.
         let has_more = (1..self.budget).contains(&of.deficit);
         match self.place.is_woken {
             false => self.keep(flow),
             // Kept when the round comes to it, where it was visited already.
             true if state == State::Waiting => self.ring.push(flow),
-            // By itself it ends the round, so that the core looks at all else.
+            // If it is the only one, the round ends, so that the core polls its other sources.
             true if has_more && self.is_contended(flow) => self.again.push_back(self.place),
             true => self.begins_next(flow),
         }
     }
 
-    /// The visit was cut short for a flow that [may interrupt it](Self::may_interrupt), and is
-    /// activated next: `flow` has more to do, and goes on behind it.
+    /// Cuts the visit short for a flow that [may interrupt it](Self::may_interrupt), and is
+    /// activated next: `flow` has more to do, and continues after it.
     pub(crate) fn cut(&mut self, flow: FlowId) {
         let of = &mut self.flows[flow];
         if of.state != State::Hungry {
@@ -429,13 +432,13 @@ impl Drr {
         self.cut.push(self.place);
     }
 
-    /// `flow`, of `woken`, takes its place in the ring, before those that are there.
+    /// Puts `flow`, of `woken`, into the ring, before those that are there.
     fn begins_next(&mut self, flow: FlowId) {
         self.hungry += usize::from(self.flows[flow].state == State::Hungry);
         self.first.push(flow);
     }
 
-    /// `flow` stays in the ring.
+    /// Keeps `flow` in the ring.
     fn keep(&mut self, flow: FlowId) {
         self.hungry += usize::from(self.flows[flow].state == State::Hungry);
         self.ring[self.kept] = flow;

@@ -1,19 +1,20 @@
-//! Several sidecores, and pollers that come, go and move between them.
+//! Several sidecores, with pollers that are added, removed, and moved between them.
 //!
-//! A fleet starts with its fewest cores. Pollers are added to the core with the fewest, and can be
-//! moved; a [`Handle`] leads to its poller wherever that is. With a [`ControlConfig`] that allows
-//! more cores, a thread samples the cores' statistics and does what the [`Controller`] decides:
-//! starts a core, moves the poller that balances best, empties a core and ends it.
+//! A fleet starts with its minimum number of cores. A poller is added to the core with the fewest,
+//! and can be moved; a [`Handle`] reaches its poller on whichever core it is. With a
+//! [`ControlConfig`] that allows more cores, a thread samples the cores' statistics and carries out
+//! the decisions of the [`Controller`]: starts a core, moves the poller that balances best, empties
+//! a core and ends it.
 //!
 //! Core `n` of a fleet is pinned to the n-th CPU of the list given; those beyond its end are not
-//! pinned. Statistics of a poller go with it. A [`Monitor`] given to the builder watches every core
-//! that starts.
+//! pinned. Statistics of a poller move with it. A [`Monitor`] given to the builder watches every
+//! core that starts.
 //!
-//! Two locks. `changes` is held over whole operations that move or take away pollers, one of which
-//! lasts until a poller may go; they are rare, and come from threads that may wait. The other one,
-//! of the state, is held for as long as a core takes to answer: whoever adds a poller, asks for
-//! statistics, or ends the fleet waits for no move. The end gives up a move that is under way. The
-//! cores themselves take neither.
+//! There are two locks. `changes` is held over whole operations that move or remove pollers. Each
+//! of them waits until a poller may leave its core; they are rare, and are called by threads that
+//! may wait. The lock of the state is held only for as long as a core takes to answer, so a caller
+//! that adds a poller, asks for statistics, or ends the fleet does not wait for a move. Ending the
+//! fleet aborts a move that is under way. The cores themselves take neither lock.
 
 use std::{
     collections::BTreeMap,
@@ -34,10 +35,10 @@ use crate::{
     stats::{CoreStats, Stats},
 };
 
-/// How long a poller may take to let go, before a move is given up.
+/// Limit on the time that a poller may take to leave its core, before a move is aborted.
 const MOVE_LIMIT: Duration = Duration::from_secs(2);
 
-/// A poller was not moved.
+/// Error of a move: the poller was not moved.
 #[derive(Debug, Error)]
 pub enum MoveError {
     /// It is not in this fleet.
@@ -46,7 +47,7 @@ pub enum MoveError {
     /// There is no such core, or it has been retired.
     #[error("core {0} does not run")]
     NoCore(usize),
-    /// It did not let go in time; it stays, and goes on.
+    /// It could not leave in time; it stays on its core and is polled on.
     #[error("the poller did not let go in time")]
     Kept,
 }
@@ -64,7 +65,7 @@ pub struct FleetBuilder {
 }
 
 impl FleetBuilder {
-    /// A fleet of one core, whose cores are named `name` and their number.
+    /// Creates the settings of a fleet of one core, whose cores are named `name` and their number.
     pub fn new(name: impl Into<String>) -> Self {
         FleetBuilder {
             name: name.into(),
@@ -82,7 +83,7 @@ impl FleetBuilder {
         self
     }
 
-    /// What idle cores do.
+    /// Sets the idle policy of the cores.
     pub fn idle(mut self, policy: IdlePolicy) -> Self {
         self.core = self.core.idle(policy);
         self
@@ -94,14 +95,14 @@ impl FleetBuilder {
         self
     }
 
-    /// How many cores, and when to add and retire them. They stay as many as they are if
+    /// Sets the number of cores, and when to add and retire them. The number is constant if
     /// `min_cores` is `max_cores`.
     pub fn control(mut self, control: ControlConfig) -> Self {
         self.control = control;
         self
     }
 
-    /// Between two samples of the controller. Default 100 ms.
+    /// Sets the time between two samples of the controller. Default 100 ms.
     pub fn control_period(mut self, period: Duration) -> Self {
         self.period = period;
         self
@@ -154,7 +155,7 @@ impl FleetBuilder {
     }
 }
 
-/// What a fleet has done to itself.
+/// Counters of a fleet's cores and moves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FleetCounts {
@@ -164,7 +165,7 @@ pub struct FleetCounts {
     pub cores_retired: u64,
     /// Moves of pollers.
     pub moves: u64,
-    /// Moves given up.
+    /// Moves that were aborted.
     pub moves_failed: u64,
 }
 
@@ -173,13 +174,13 @@ struct State<P: Poller> {
     /// Poller number to its handle and core.
     homes: BTreeMap<u64, (Handle<P::Message>, usize)>,
     counts: FleetCounts,
-    /// A core that is being emptied: nobody comes to it.
+    /// A core that is being emptied: no poller is added or moved to it.
     retiring: Option<usize>,
     is_ending: bool,
 }
 
 impl<P: Poller> State<P> {
-    /// The running core with the fewest pollers that nobody empties.
+    /// Returns the running core with the fewest pollers, except one that is being emptied.
     fn emptiest(&self) -> Option<usize> {
         let population = |core: usize| self.homes.values().filter(|home| home.1 == core).count();
         let cores = self.cores.keys().copied();
@@ -197,7 +198,7 @@ struct Shared<P: Poller> {
     /// Taken before `state`.
     changes: Mutex<()>,
     state: Mutex<State<P>>,
-    /// Told when the controller is to end.
+    /// Notified when the controller is to end.
     ending: Condvar,
 }
 
@@ -225,8 +226,8 @@ where
         Ok(handle)
     }
 
-    /// Takes a poller away once it may go: see [`Sidecore::remove`]. `None` if it did not let go
-    /// within `limit`, or is not here.
+    /// Removes a poller once it may leave: see [`Sidecore::remove`]. `None` if it could not leave
+    /// within `limit`, or is not in this fleet.
     pub fn remove(&self, poller: &Handle<P::Message>, limit: Duration) -> Option<P> {
         let _change = self.shared.begin_change();
         let asked = {
@@ -249,12 +250,12 @@ where
             .relocate(&self.shared.begin_change(), poller.id(), core)
     }
 
-    /// The core that a poller is on.
+    /// Returns the core that a poller is on.
     pub fn core_of(&self, poller: &Handle<P::Message>) -> Option<usize> {
         Some(self.shared.lock().homes.get(&poller.id())?.1)
     }
 
-    /// Starts one more core; its number.
+    /// Starts one more core and returns its number.
     ///
     /// # Errors
     /// When it cannot be started.
@@ -265,26 +266,27 @@ where
     /// Moves a core's pollers to the others and ends it. The last core stays.
     ///
     /// # Errors
-    /// When it is the last, or a poller did not let go: the core then goes on, with what is left on
-    /// it.
+    /// When it is the last, or a poller could not leave in time: the core then stays, with its
+    /// remaining pollers.
     pub fn retire_core(&self, core: usize) -> Result<(), MoveError> {
         self.shared.retire(&self.shared.begin_change(), core)
     }
 
-    /// What the running cores have done, by number.
+    /// Returns the statistics of the running cores, by number.
     pub fn stats(&self) -> Vec<(usize, Stats)> {
         self.shared.stats(&self.shared.lock())
     }
 
-    /// What the fleet has done to itself.
+    /// Returns the counters of cores and moves.
     pub fn counts(&self) -> FleetCounts {
         self.shared.lock().counts
     }
 
-    /// Asks all pollers to leave, at the same time, and answers where they come out, each as soon
-    /// as it [`may_detach`](Poller::may_detach): for an end that drains, on the core that owns it,
-    /// what a poller has in flight. The channel ends with the last of them, or when a core has
-    /// panicked. Nothing is moved any more; [`stop`](Self::stop) hands back what has not left.
+    /// Asks all pollers to leave, at the same time. Each is sent to the returned channel as soon as
+    /// it [`may_detach`](Poller::may_detach): for an end that drains a poller's requests in flight
+    /// on the core that owns it. The channel ends with the last of them, or when a core has
+    /// panicked. Pollers are not moved any more; [`stop`](Self::stop) returns those that have not
+    /// left.
     pub fn release(&mut self) -> mpsc::Receiver<P> {
         self.end_controller();
         let (to, left) = mpsc::channel();
@@ -313,8 +315,8 @@ impl<P: Poller> Fleet<P> {
         if let Some(controller) = self.controller.take() {
             self.shared.lock().is_ending = true;
             self.shared.ending.notify_all();
-            // It panics only if a sidecore could not be joined because its poller did, which is
-            // told elsewhere.
+            // It panics only if a sidecore could not be joined because a poller panicked, which is
+            // reported elsewhere.
             let _ = controller.join();
         }
     }
@@ -326,7 +328,7 @@ impl<P: Poller> Drop for Fleet<P> {
     }
 }
 
-/// That nobody else moves or takes away pollers.
+/// Exclusive right to move or remove pollers: the guard of `changes`.
 type Change<'a> = MutexGuard<'a, ()>;
 
 impl<P: Poller> Shared<P> {
@@ -424,7 +426,7 @@ where
         state.cores.iter().map(stats).collect()
     }
 
-    /// The controller's thread.
+    /// Runs the controller's thread.
     fn control(&self, mut controller: Controller, period: Duration) {
         let mut before = Vec::new();
         while let Some(after) = self.wait(period) {
@@ -435,7 +437,7 @@ where
             }
             let decision = controller.decide(&sample);
             let change = self.begin_change();
-            // What cannot be done now is decided again if it is still needed.
+            // A decision that cannot be carried out now is made again if it is still needed.
             let _is_done = match decision {
                 Decision::Stay => true,
                 Decision::AddCore => self.start_core(&mut self.lock()).is_ok(),
@@ -445,7 +447,7 @@ where
         }
     }
 
-    /// Waits for so long; statistics of then, or `None` if the fleet ends.
+    /// Waits for `period`; returns the statistics at its end, or `None` if the fleet ends.
     fn wait(&self, period: Duration) -> Option<Vec<(usize, Stats)>> {
         let state = self.lock();
         let waited = self
@@ -456,7 +458,7 @@ where
     }
 }
 
-/// What happened between two snapshots. A core seen for the first time is left out.
+/// Returns the samples between two snapshots. A core that is not in the first one is left out.
 fn sample(before: &[(usize, Stats)], after: &[(usize, Stats)]) -> Vec<CoreSample> {
     let sample = |(core, now): &(usize, Stats)| {
         let earlier = &before.iter().find(|(number, _)| number == core)?.1;
@@ -478,8 +480,8 @@ fn sample(before: &[(usize, Stats)], after: &[(usize, Stats)]) -> Vec<CoreSample
             let spent = poller.activity.cost - past.map_or(0, |past| past.activity.cost);
             PollerSample {
                 id: poller.id,
-                // What it charged on another core in this time counts too: for one sample it looks
-                // larger than it is.
+                // A poller's charges on another core in this time count too: for one sample its
+                // utilisation is too large.
                 utilisation: (utilisation * spent as f64 / cost).min(utilisation),
             }
         });
@@ -489,8 +491,8 @@ fn sample(before: &[(usize, Stats)], after: &[(usize, Stats)]) -> Vec<CoreSample
             pollers: pollers.collect(),
         })
     };
-    // The first sample after a core has come leaves out what is not known of it, so nobody moves
-    // there blindly.
+    // The first sample after a core was added has no data on it, so it leads to no decision: a move
+    // to that core would be blind.
     let samples: Vec<_> = after.iter().filter_map(sample).collect();
     if samples.len() == after.len() {
         samples

@@ -2,9 +2,9 @@
 //!
 //! | state | the sidecore | a sender that published a message |
 //! |---|---|---|
-//! | `AWAKE` | polls; will look at `sent` again | does nothing: no system call |
-//! | `ARMING` | is arming its pollers, will look again after its fence | makes it `AWAKE`, which calls the sleep off |
-//! | `ASLEEP` | is in, or on its way into, epoll_wait | makes it `AWAKE`; who succeeds notifies it, once |
+//! | `AWAKE` | polls; will re-check `sent` | does nothing: no system call |
+//! | `ARMING` | is arming its pollers, will re-check after its fence | makes it `AWAKE`, which calls the sleep off |
+//! | `ASLEEP` | is in, or on its way into, epoll_wait | makes it `AWAKE`; the sender whose swap succeeds notifies it, once |
 //!
 //! No wake-up is lost, by the store-buffering argument, twice the same:
 //! - sender: `sent += 1`, **fence**, read `state`;
@@ -59,14 +59,16 @@ impl<B: Notifier> Gate<B> {
 
     // -- senders -------------------------------------------------------------------------------
 
-    /// A message is in the channel: counts it and wakes the sidecore if it sleeps.
+    /// Counts a message that is in the channel, and wakes the sidecore if it sleeps.
     pub(crate) fn published(&self) {
-        // Release: pairs with the Acquire in `sent`; who sees the count finds the message.
+        // Release: pairs with the Acquire in `sent`; a reader that sees the count finds the
+        // message.
         self.mail.0.sent.fetch_add(1, Ordering::Release);
         self.wake();
     }
 
-    /// Makes the sidecore look at all its sources, whatever the caller has published to it before.
+    /// Makes the sidecore poll all its sources, including everything that the caller has published
+    /// before.
     pub(crate) fn wake(&self) {
         // Pairs with the fence in `park`: see the head of this module.
         fence(Ordering::SeqCst);
@@ -105,13 +107,14 @@ impl<B: Notifier> Gate<B> {
         self.mail.0.stop.load(Ordering::Acquire)
     }
 
-    /// Before the pollers are armed; the caller's fence comes after that.
+    /// Enters ARMING, before the pollers are armed; the caller's fence comes after that.
     pub(crate) fn begin_arming(&self) {
-        // Relaxed: ordered before the last look by the fence in `park`.
+        // Relaxed: ordered before the re-check of all sources by the fence in `park`.
         self.state.0.store(ARMING, Ordering::Relaxed);
     }
 
-    /// After the last look found nothing. False when a sender has called the sleep off.
+    /// Enters the sleep, after the re-check found nothing. Returns false when a sender has called
+    /// the sleep off.
     pub(crate) fn try_sleep(&self) -> bool {
         self.state
             .0
@@ -119,13 +122,13 @@ impl<B: Notifier> Gate<B> {
             .is_ok()
     }
 
-    /// Back to polling, from any state. True when a sender had it woken: the notifier has been used
-    /// or will be.
+    /// Returns to polling, from any state. True when a sender had it woken: the notifier has been
+    /// used or will be.
     pub(crate) fn awake(&self) -> bool {
         self.state.0.swap(AWAKE, Ordering::AcqRel) == AWAKE
     }
 
-    /// A line that a sender writes: what a pausing CPU may watch.
+    /// Returns a line that a sender writes, which a pausing CPU may watch.
     pub(crate) fn watched_line(&self) -> &impl Sized {
         &self.mail
     }

@@ -1,32 +1,32 @@
-//! Several pollers that are one: they stay on one core, move together, and may call each other.
+//! Several pollers as one: they stay on one core, move together, and may call each other.
 //!
-//! A [`Group`] is a poller made of others, its **children**, for those that must be on the same
-//! core, such as the ports of a switch: one copies from where the other's data lies, without a lock
-//! that anybody waits for. To a core it is one poller; among its children it does what a core does
-//! among pollers, with the same parts ([`Pollers`], [`Drr`]):
+//! A [`Group`] is a poller made of others, its **children**, for pollers that must be on the same
+//! core, such as the ports of a switch: one child copies directly from another child's memory,
+//! without a contended lock. To a core it is one poller. Among its children it does the work of a
+//! core among pollers, with the same parts ([`Pollers`], [`Drr`]):
 //!
 //! ```text
 //! turn: round over the active children, by deficit ─▶ child.poll(a turn of its own) ─▶ its cost is charged to the group's turn
-//!          ▲ probes, deadlines, wakers, messages          spent? the round goes on in the next turn
+//!          ▲ probes, deadlines, wakers, messages     budget spent: the round continues next turn
 //! ```
 //! - **Fairness.** Children share the group's part of the core by weight and deficit, and are
 //!   charged as pollers are. The group's own weight is the sum of those that have work, so that a
 //!   child gets the share that it would get by itself.
-//! - **Descriptors** are each child's own: tokens cannot collide, and who fires for nothing is
-//!   muted alone ([`Wakes`]).
+//! - **Descriptors** are each child's own: tokens cannot collide, and a descriptor that fires
+//!   without work is muted alone ([`Wakes`]).
 //! - **Idle.** The group's probe is that of all its children, one load each. It needs a lock, which
-//!   nobody else wants at that time; the probes are kept once, so that a child that lets go of
-//!   memory knows it is gone.
+//!   is not contended at that time. There is one copy of the probes, so when a child releases
+//!   memory, no other copy of its probe keeps that memory alive.
 //! - **Arming.** Children stay armed until they are called, as pollers of a core do. If one cannot
-//!   be armed none stays so.
-//! - **A move** takes all children or none. Each is asked until it may go; those that may take
-//!   nothing new meanwhile. If that has taken [`HELD_NS`], all are served again for [`SERVED_NS`]
-//!   before the next try.
-//! - **Waking each other.** What a child does may be work for another: it says so through that
-//!   one's [`ChildWaker`], a bit that the group looks at before each round and before it sleeps.
+//!   be armed, none stays armed.
+//! - **A move** takes all children or none. Each is asked until it may leave; those that may leave
+//!   take nothing new meanwhile. After [`HELD_NS`] without success, all are served again for
+//!   [`SERVED_NS`] before the next try.
+//! - **Waking each other.** A child whose work makes work for another sets that one's
+//!   [`ChildWaker`], a bit that the group checks before each round and before it sleeps.
 //!
-//! Left out: children that come and go, groups of groups (a group's descriptors have no room for a
-//! second level).
+//! Left out: adding and removing children, groups of groups (a group's descriptors have no room for
+//! a second level).
 
 use std::{
     io,
@@ -46,17 +46,17 @@ use crate::{
     wakes::Wakes,
 };
 
-/// How long children that could move wait for those that cannot, at a time.
+/// Longest time for which children that may leave wait for the others, in nanoseconds.
 const HELD_NS: u64 = 10_000_000;
-/// How long all are served between two tries.
+/// Time for which all children are served between two tries, in nanoseconds.
 const SERVED_NS: u64 = 9 * HELD_NS;
 
-/// By which children of one group say that another has work: made before the group, since children
-/// hold their parts of it.
+/// Wakers of the children of one group, by which children report work for each other. They are made
+/// before the group, since children hold their parts of it.
 #[derive(Clone, Debug)]
 pub struct ChildWakers(Arc<[AtomicU64]>);
 
-/// Says that one child of a group has work.
+/// Waker of one child of a group: reports that the child has work.
 #[derive(Clone, Debug)]
 pub struct ChildWaker {
     all: Arc<[AtomicU64]>,
@@ -64,7 +64,7 @@ pub struct ChildWaker {
 }
 
 impl ChildWakers {
-    /// For a group of so many children.
+    /// Creates the wakers of a group of `children` children.
     pub fn new(children: usize) -> Self {
         Self(
             (0..children.div_ceil(64))
@@ -73,10 +73,10 @@ impl ChildWakers {
         )
     }
 
-    /// That of child `child`.
+    /// Returns the waker of child `child`.
     ///
     /// # Panics
-    /// There are not so many.
+    /// If there are not so many children.
     pub fn waker(&self, child: usize) -> ChildWaker {
         assert!(child / 64 < self.0.len(), "a child of the group");
         ChildWaker {
@@ -90,14 +90,14 @@ impl ChildWakers {
         self.0.iter().any(|word| word.load(Ordering::Relaxed) != 0)
     }
 
-    /// Calls `each` for those that are set, and resets them.
+    /// Calls `each` for the children whose bit is set, and resets the bits.
     fn take(&self, mut each: impl FnMut(usize)) {
         for (nth, word) in self.0.iter().enumerate() {
             if word.load(Ordering::Relaxed) == 0 {
                 continue;
             }
-            // Acquire: with the release of another thread's `wake`, whose work is seen by the poll
-            // that follows.
+            // Acquire: pairs with the Release of another thread's `wake`, so that the poll that
+            // follows sees its work.
             let mut set = word.swap(0, Ordering::Acquire);
             while set != 0 {
                 each(64 * nth + set.trailing_zeros() as usize);
@@ -108,8 +108,8 @@ impl ChildWakers {
 }
 
 impl ChildWaker {
-    /// The child is polled in the group's next round. From calls of the group's children only: by
-    /// another thread it does not end the core's sleep.
+    /// Has the child polled in the group's next round. To be called from calls of the group's
+    /// children only: from another thread it does not end the core's sleep.
     #[inline]
     pub fn wake(&self) {
         let (word, bit) = (&self.all[self.child / 64], 1 << (self.child % 64));
@@ -119,7 +119,7 @@ impl ChildWaker {
     }
 }
 
-/// The probes of a group's children, and whether one was woken by another.
+/// The probes of a group's children, and whether a child was woken by another.
 #[derive(Debug)]
 pub struct GroupProbe<R> {
     probes: Arc<Mutex<Vec<Option<R>>>>,
@@ -153,25 +153,25 @@ impl<R: Probe> Probe for GroupProbe<R> {
 /// A message to one child.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ToChild<M> {
-    /// Its number. A message to one that is not there is dropped.
+    /// Number of the child. A message to a child that does not exist is dropped.
     pub child: usize,
-    /// What it is told.
+    /// Message for the child.
     pub message: M,
 }
 
-/// A wish that the group leave its core.
+/// State of a request that the group leave its core.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Leaving {
-    /// Nobody has it.
+    /// No request.
     #[default]
     No,
-    /// Those that may go wait for the others until then.
+    /// Children that may leave wait for the others until this time.
     Tries(Nanos),
-    /// All are served until then.
+    /// All are served until this time.
     IsServed(Nanos),
 }
 
-/// See the head of this module.
+/// Group of pollers. See the head of this module.
 #[derive(Debug)]
 pub struct Group<P: Poller> {
     name: String,
@@ -179,29 +179,29 @@ pub struct Group<P: Poller> {
     drr: Drr,
     /// A round was begun and is not over.
     is_in_round: bool,
-    /// Those that got work during a round.
+    /// Children that got work during a round.
     woken: Vec<usize>,
     /// Kept for its allocation.
     due: Vec<usize>,
     probe: GroupProbe<P::Probe>,
     leaving: Leaving,
-    /// In this turn or the round before, a child had nothing to do but wait.
+    /// In this turn or the round before, a child had no work and could only wait.
     is_waiting: bool,
     /// Sum of the weights of those that have work.
     weight: u32,
 }
 
 impl<P: Poller> Group<P> {
-    /// A group of these children, numbered from 0.
+    /// Creates a group of these children, numbered from 0.
     pub fn new(name: impl Into<String>, children: Vec<P>) -> Self {
         let wakers = ChildWakers::new(children.len());
         Self::with_wakers(name, children, wakers)
     }
 
-    /// A group whose children wake each other through `wakers`.
+    /// Creates a group whose children wake each other through `wakers`.
     ///
     /// # Panics
-    /// They are for fewer children.
+    /// If they are for fewer children.
     pub fn with_wakers(name: impl Into<String>, children: Vec<P>, wakers: ChildWakers) -> Self {
         assert!(
             wakers.0.len() >= children.len().div_ceil(64),
@@ -231,28 +231,28 @@ impl<P: Poller> Group<P> {
         group
     }
 
-    /// How many children there are.
+    /// Returns the number of children.
     pub fn len(&self) -> usize {
         self.children.len()
     }
 
-    /// Whether there is none.
+    /// Returns whether there are no children.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The children, in the order of their numbers.
+    /// Returns the children, in the order of their numbers.
     pub fn children(&self) -> impl Iterator<Item = &P> {
         let slots = (0..self.len()).filter_map(|at| self.children.get(at));
         slots.map(|slot| &slot.poller)
     }
 
-    /// The children, detached.
+    /// Returns the children, detached.
     pub fn into_children(mut self) -> Vec<P> {
         (0..self.len()).map(|at| self.children.remove(at)).collect()
     }
 
-    /// Child `at` has got work: it is polled in the next round.
+    /// Handles that child `at` has got work: it is polled in the next round.
     fn activate(&mut self, at: usize) {
         match self.is_in_round {
             true => self.woken.push(at),
@@ -281,7 +281,7 @@ impl<P: Poller> Group<P> {
         }
     }
 
-    /// Puts those into the round that have got work.
+    /// Puts the children that have got work into the round.
     fn begin_round(&mut self, now: Nanos) {
         let drr = &mut self.drr;
         self.woken.drain(..).for_each(|at| drr.activate(at));
@@ -307,8 +307,8 @@ impl<P: Poller> Group<P> {
         self.is_in_round = true;
     }
 
-    /// One child's turn, and its end if it was measured. `start`: the end of the one before, if
-    /// that was.
+    /// Gives one child its turn, and returns the turn's end if it was measured. `start`: the end of
+    /// the turn before, if that was measured.
     fn visit(
         &mut self,
         visit: Visit,
@@ -355,7 +355,8 @@ impl<P: Poller> Group<P> {
         (activity, end)
     }
 
-    /// After an `Idle` poll; false if the child wants to be polled at each sweep.
+    /// Renews the probe after an `Idle` poll; returns false if the child wants to be polled at each
+    /// sweep.
     fn renew_probe(&mut self, at: usize) -> bool {
         let slot = self.children.get(at).expect("a child that was polled");
         self.probe.with(|probes| {
@@ -364,7 +365,7 @@ impl<P: Poller> Group<P> {
         })
     }
 
-    /// Lends each child its own descriptors, out of the group's, while `use_them` goes on.
+    /// Lends each child its own descriptors, out of the group's, for the duration of `use_them`.
     fn lend<T>(&mut self, wakes: &mut Wakes, use_them: impl FnOnce(&mut Pollers<P>) -> T) -> T {
         let swap = |children: &mut Pollers<P>, wakes: &mut Wakes| {
             for at in 0..children.len() {
@@ -379,7 +380,7 @@ impl<P: Poller> Group<P> {
         outcome
     }
 
-    /// Asks all children, whatever the first ones say: each prepares for it.
+    /// Asks all children, even if one refuses: each prepares for it.
     fn all_may_detach(&mut self, departure: Departure) -> bool {
         (0..self.len()).fold(true, |all, at| {
             self.children.touch(at).poller.may_detach(departure) & all
@@ -468,7 +469,7 @@ impl<P: Poller> Poller for Group<P> {
                     activity = Activity::Busy;
                 }
             }
-            // A child that has done something may have woken another, and be done with it.
+            // A child that has done something may have woken another, and be finished itself.
             let goes_on =
                 self.drr.has_hungry() || (turn.spent() != before && self.probe.wakers.are_set());
             if turn.is_spent() || turn.others_wait() || !goes_on {
@@ -506,7 +507,7 @@ impl<P: Poller> Poller for Group<P> {
         };
         self.activate(at);
         if self.drr.deficit(at) < READY_DEBT {
-            // It will fire again. That is not for nothing.
+            // It will fire again, which then finds work.
             turn.charge(1);
             return;
         }
@@ -515,7 +516,8 @@ impl<P: Poller> Poller for Group<P> {
             own.spent()
         });
         self.drr.charge(at, spent.max(READY_COST));
-        // What the core charges is the same; and whether it was for nothing it sees from this.
+        // The core charges the same amount, and from it sees whether the descriptor fired without
+        // work.
         turn.charge(spent);
     }
 
@@ -530,7 +532,7 @@ impl<P: Poller> Poller for Group<P> {
     }
 
     fn has_work(&mut self) -> bool {
-        // Of those that stay armed; the others are looked at themselves.
+        // Re-checks the children that stay armed; the others are asked themselves.
         let children = &self.children;
         let is_any_kept_firing = self.probe.with(|probes| {
             let mut all = probes.iter().enumerate();
@@ -545,7 +547,7 @@ impl<P: Poller> Poller for Group<P> {
         has_work || is_any_kept_firing || self.probe.wakers.are_set()
     }
 
-    /// Children are disarmed when they are about to be called.
+    /// Does nothing: children are disarmed when they are about to be called.
     fn disarm(&mut self) {}
 
     fn probe(&self, slot: &mut Option<Self::Probe>) {

@@ -1,9 +1,9 @@
-//! How other threads reach a poller, wherever it is.
+//! Handles, by which other threads reach a poller on whichever core it is.
 //!
-//! A handle leads to the poller's [`Route`], which says on which core it is now. Sending holds the
-//! route's lock shared, so that a core that moves the poller away, and holds it exclusively, knows
-//! that every message sent by the old way is in its mailbox, and passes those on before the first
-//! by the new way is sent.
+//! A handle leads to the poller's [`Route`], which has the core that it is on now. A sender holds
+//! the route's lock shared. A core that moves the poller away holds it exclusively: every message
+//! sent by the old route is then in its mailbox, and it passes those on before the first message by
+//! the new route is sent.
 
 use std::sync::{
     PoisonError, RwLock, TryLockError,
@@ -19,13 +19,12 @@ use crate::{
     sys::EventFd,
 };
 
-/// A message was refused because its sidecore has ended or the poller was taken away; the message
-/// comes back.
+/// Error of a send: the sidecore has ended or the poller was removed. It has the message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("the sidecore has ended")]
 pub struct SendError<M>(pub M);
 
-/// A call got no answer.
+/// Error of a call: there was no answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum CallError {
     /// The sidecore had ended before the question could be sent.
@@ -36,11 +35,11 @@ pub enum CallError {
     Dropped,
 }
 
-/// Where a poller is.
+/// Location of a poller.
 #[derive(Debug)]
 pub(crate) struct Route<M> {
     pub(crate) id: u64,
-    /// `None` when it has been taken away.
+    /// `None` when it has been removed.
     to: RwLock<Option<Outbox<M, EventFd>>>,
 }
 
@@ -48,7 +47,7 @@ pub(crate) struct Route<M> {
 static NEXT_ID: AtomicU64 = AtomicU64::new(0);
 
 impl<M> Route<M> {
-    /// For a new poller.
+    /// Creates the route of a new poller.
     pub(crate) fn new(to: Outbox<M, EventFd>) -> Arc<Self> {
         Arc::new(Route {
             // Relaxed: numbers only have to differ.
@@ -57,8 +56,8 @@ impl<M> Route<M> {
         })
     }
 
-    /// Lets `act` change the way while nobody sends. `None` if somebody does right now: a core must
-    /// not wait for them.
+    /// Changes the route with `act`, while no thread sends. Returns `None` if a thread is sending:
+    /// a core must not wait for it.
     pub(crate) fn redirect<R>(
         &self,
         act: impl FnOnce(&mut Option<Outbox<M, EventFd>>) -> R,
@@ -91,14 +90,14 @@ impl<M: Send> Handle<M> {
         Handle(route)
     }
 
-    /// The poller's number, unique in this process, as in
+    /// Returns the poller's number, unique in this process, as in
     /// [`PollerStats::id`](crate::PollerStats::id).
     pub fn id(&self) -> u64 {
         self.0.id
     }
 
-    /// Sends, and wakes the sidecore if it sleeps. Never blocks for longer than a poller's move
-    /// takes.
+    /// Sends a message, and wakes the sidecore if it sleeps. Never blocks for longer than a
+    /// poller's move takes.
     ///
     /// # Errors
     /// Gives the message back when the sidecore has ended. A message sent while it ends may also
@@ -110,8 +109,8 @@ impl<M: Send> Handle<M> {
         }
     }
 
-    /// Sends a question and waits for its answer: spins for up to 50 µs, then parks the thread.
-    /// Not for pollers of the same sidecore, which would wait for themselves.
+    /// Sends a question and waits for its answer: spins for up to 50 µs, then parks the thread. Not
+    /// for pollers of the same sidecore, which would deadlock.
     ///
     /// # Errors
     /// When no answer will come: see [`CallError`]. It never waits for ever, unless the poller
@@ -122,9 +121,9 @@ impl<M: Send> Handle<M> {
         answer.wait().ok_or(CallError::Dropped)
     }
 
-    /// Makes the sidecore look at all its pollers' sources, with no message: for work that the
-    /// caller has made visible to [`has_work`](crate::Poller::has_work) in its own way. No system
-    /// call unless it sleeps.
+    /// Makes the sidecore poll all its pollers' sources, with no message: for work that the caller
+    /// has made visible to [`has_work`](crate::Poller::has_work) in its own way. No system call
+    /// unless it sleeps.
     pub fn wake(&self) {
         if let Some(outbox) = &*self.0.to.read().unwrap_or_else(PoisonError::into_inner) {
             outbox.gate().wake();

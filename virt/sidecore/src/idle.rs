@@ -1,24 +1,25 @@
-//! How to wait when no poller has work: the idle policy.
+//! The idle policy: how a sidecore waits when no poller has work.
 //!
-//! The cost being balanced: a poller that sleeps costs its waker a system call (about 12 µs when it
-//! really wakes somebody) and itself about 20 µs until it runs; one that spins costs a core. So
-//! spin about as long as one wake costs, longer when experience says that work is about to come,
-//! and not at all when experience says that it is not:
+//! It balances two costs. A poller that sleeps costs its waker a system call (about 12 µs when it
+//! really wakes a thread) and itself about 20 µs until it runs; one that spins costs a core. So it
+//! spins about as long as one wake costs, longer when past idle periods suggest that work is about
+//! to come, and not at all when they suggest that it is not:
 //!
 //! ```text
 //! since the last work:   0 … eager ns              Spin   (full speed)
 //!                        … limit                   Pause  (umwait, tpause, mwaitx, or PAUSEs)
 //!                        after that                Sleep  (see park.rs)
-//! limit = clamp(4 × predicted gap, min_spin, max_spin);  0 when the predicted gap is long
-//!         at least arm_factor × the cost of arming;      1 × that when the gap is long
-//! long gap: > max_spin and > 10 × arm_factor × the cost of arming
-//! predicted gap = moving average (weight 1/8) of the idle times between busy sweeps, each counted
-//!         at most as 4 × the long gap, so that one quiet night is forgotten after a dozen requests
+//! limit = clamp(4 × predicted period, min_spin, max_spin);  0 when the predicted period is long
+//!         at least arm_factor × the cost of arming;         1 × that when the period is long
+//! long period: > max_spin and > 10 × arm_factor × the cost of arming
+//! predicted period = moving average (weight 1/8) of the idle times between busy sweeps, each
+//!         counted at most as 4 × the long period, so that one quiet night is forgotten after a
+//!         dozen requests
 //! ```
-//! That is the policy `Adaptive`, made for pollers that are dear to arm. `Priced` weighs CPU time
-//! against latency, at a price that the user sets, over the gaps that it has seen: see [`gaps`]; it
-//! may have a part of the core more cheaply: see [`Tariff`] and [`allowance`]. `Poll`, `Sleep` and
-//! `Spin` are fixed, for comparison and for those who know.
+//! That is the policy `Adaptive`, made for pollers that are expensive to arm. `Priced` weighs CPU
+//! time against latency, at a price that the user sets, over the idle periods that it has seen: see
+//! [`gaps`]. A part of the core may have a lower price: see [`Tariff`] and [`allowance`]. `Poll`,
+//! `Sleep` and `Spin` are fixed, for comparison and for users who know their load.
 //!
 //! Pure: no clock, no system call; time is an argument. Owned by the loop in `run.rs`.
 
@@ -31,7 +32,7 @@ use allowance::Allowance;
 use gaps::{Gaps, Park};
 pub use tariff::{Price, Tariff};
 
-/// When to stop polling and sleep.
+/// Condition for a change from polling to sleeping.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IdlePolicy {
     /// Never: the core belongs to this sidecore. The lowest latency and repeatable counts.
@@ -43,23 +44,24 @@ pub enum IdlePolicy {
     Sleep,
     /// After this time without work, in nanoseconds.
     Spin(u64),
-    /// After the time that costs least, by experience, at a price of CPU time against latency.
+    /// After the time that costs least for the idle periods seen, at a price of CPU time against
+    /// latency.
     Priced(Tariff),
 }
 
 impl IdlePolicy {
-    /// The adaptive policy with its default times.
+    /// Returns the adaptive policy with its default times.
     pub const fn adaptive() -> Self {
         IdlePolicy::Adaptive(Adaptive::DEFAULT)
     }
 
-    /// The priced policy, with one price for the whole core.
+    /// Returns the priced policy, with one price for the whole core.
     pub fn priced(price: f64) -> Self {
         IdlePolicy::Priced(Tariff::flat(Price::new(price)))
     }
 
-    /// The priced policy with the default tariff: little latency for half a core, the whole core
-    /// only where it is worth it.
+    /// Returns the priced policy with the default trade-off: little latency for half a core, the
+    /// whole core only where it is worth it.
     pub fn tiered() -> Self {
         IdlePolicy::Priced(Tariff::default())
     }
@@ -68,16 +70,16 @@ impl IdlePolicy {
 /// The times of the adaptive policy, in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Adaptive {
-    /// Spin at full speed for this long after work; pause between sweeps after that.
+    /// Time after work for which it spins at full speed; later it pauses between sweeps.
     pub eager_ns: u64,
-    /// Poll at least this long after work, unless a long gap is predicted. Default 50 µs: above the
-    /// 20 to 32 µs that a wake-up costs both sides.
+    /// Least time to poll after work, unless a long idle period is predicted. Default 50 µs: above
+    /// the 20 to 32 µs that a wake-up costs both sides.
     pub min_spin_ns: u64,
-    /// Poll at most this long after work (but see `arm_factor`); a predicted gap above it is a long
-    /// one: sleep at once. Default 1 ms.
+    /// Longest time to poll after work (but see `arm_factor`). A predicted idle period above it is
+    /// long: sleep at once. Default 1 ms.
     pub max_spin_ns: u64,
-    /// Where arming costs something ([`Poller::arm_cost`](crate::Poller::arm_cost)), poll for at
-    /// least this many times that cost before paying it. Default 10, so that arming adds at most a
+    /// Where arming costs something ([`Poller::arm_cost`](crate::Poller::arm_cost)), least time to
+    /// poll before arming, as a multiple of that cost. Default 10, so that arming adds at most a
     /// tenth to the time spent awake.
     pub arm_factor: u64,
 }
@@ -98,7 +100,7 @@ impl Default for Adaptive {
     }
 }
 
-/// How to wait after a sweep without work.
+/// Way to wait after a sweep without work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
     /// Sweep again at once.
@@ -109,29 +111,28 @@ pub enum Wait {
     Sleep,
 }
 
-/// What the pollers say at a sweep without work.
+/// Properties of the pollers at a sweep without work.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Hints {
-    /// Nanoseconds that arming and disarming them all costs.
+    /// Cost of arming and disarming them all, in nanoseconds.
     pub arm_cost_ns: u64,
     /// Their earliest deadline.
     pub deadline: Option<Nanos>,
 }
 
-/// A sleep this short before a deadline is not worth its wake-up, in nanoseconds. Also what a wake
-/// adds to the latency of what it is for, and what a park takes of CPU time, before either has been
-/// measured.
+/// Shortest sleep before a deadline that is worth its wake-up, and, until they have been measured,
+/// the assumed latency that a wake adds and CPU time of a park; in nanoseconds.
 const WAKE_COST_NS: u64 = 30_000;
 const PARK_CPU_NS: u64 = 10_000;
-/// Within these a measured wake is believed, in nanoseconds: the upper end is a host that had
-/// something else to do.
+/// Range within which a measured wake is believed, in nanoseconds. A longer one was delayed by the
+/// host.
 const WAKE_NS: std::ops::RangeInclusive<f64> = 2_000.0..=200_000.0;
-/// The priced policy spins at full speed for this long, in nanoseconds, and pauses between sweeps
-/// after that.
+/// Time for which the priced policy spins at full speed, in nanoseconds; later it pauses between
+/// sweeps.
 const PRICED_EAGER_NS: u64 = 50_000;
-/// Of this many parks the priced policy measures one.
+/// The priced policy measures one of this many parks.
 const PARKS_PER_MEASUREMENT: u8 = 16;
-/// The first and the longest time without another try after a failure to arm, in nanoseconds.
+/// Times without another try after a failure to arm, in nanoseconds: the first, and the longest.
 const ARM_RETRY_FIRST_NS: u64 = 10_000_000;
 const ARM_RETRY_LAST_NS: u64 = 1_000_000_000;
 
@@ -142,11 +143,11 @@ pub struct IdleState {
     last_work: Nanos,
     /// The sweep before this one found nothing.
     is_idle: bool,
-    /// The gap that is expected until the next work (0 with no experience).
+    /// Expected length of the idle period until the next work (0 without experience).
     predicted_gap_ns: u64,
-    /// As last heard; it scales what counts as a long gap.
+    /// Last reported value; it scales the bound of a long idle period.
     arm_cost_ns: u64,
-    /// Arming failed: no sleep before this moment.
+    /// Arming failed: no sleep before this time.
     awake_until: Nanos,
     retry_ns: u64,
     /// For the priced policy.
@@ -154,7 +155,7 @@ pub struct IdleState {
     allowance: Allowance,
     /// Moving average, without the pollers' arming.
     park: Park,
-    /// Requests since the last gap.
+    /// Requests since the last idle period.
     burst: u64,
     /// It has slept since the last work.
     has_slept: bool,
@@ -190,7 +191,8 @@ impl IdleState {
         }
     }
 
-    /// A sweep that ended at `now` found work: so many requests that somebody waits for.
+    /// Records that a sweep that ended at `now` found work: `requests` whose senders wait for an
+    /// answer.
     pub fn busy(&mut self, now: Nanos, requests: u64) {
         if self.is_idle {
             self.is_idle = false;
@@ -207,7 +209,7 @@ impl IdleState {
     }
 
     fn record(&mut self, now: Nanos, gap_ns: u64, tariff: Tariff) {
-        // Work that ended a sleep came earlier than this sweep by the time of a wake.
+        // Work that ended a sleep came earlier than this sweep, by the latency of a wake.
         let has_slept = std::mem::take(&mut self.has_slept);
         let late_ns = if has_slept {
             self.park.wake_ns as u64
@@ -224,7 +226,7 @@ impl IdleState {
         self.allowance.settle(now);
     }
 
-    /// How long the priced policy spins after the last work.
+    /// Returns the time, in nanoseconds, for which the priced policy spins after the last work.
     fn priced_limit_ns(&self) -> u64 {
         let limit_ns = self.gaps.limit_ns();
         if self.allowance.is_left() {
@@ -240,8 +242,8 @@ impl IdleState {
         self.predicted_gap_ns = self.predicted_gap_ns - self.predicted_gap_ns / 8 + counted / 8;
     }
 
-    /// A sweep that ended at `now` found nothing: how to wait. `hints` is asked only when sleeping
-    /// comes into question.
+    /// Returns how to wait after a sweep that ended at `now` and found no work. `hints` is called
+    /// only when sleeping is possible.
     pub fn next(&mut self, now: Nanos, hints: impl FnOnce() -> Hints) -> Wait {
         self.is_idle = true;
         let idle_ns = now.since(self.last_work);
@@ -260,7 +262,7 @@ impl IdleState {
             IdlePolicy::Priced(_) => {
                 let hints = hints();
                 self.arm_cost_ns = hints.arm_cost_ns;
-                // Without experience of what it costs here: as long as one arming takes.
+                // Before its cost has been measured here: as long as one arming takes.
                 if idle_ns < hints.arm_cost_ns {
                     return Wait::Pause;
                 }
@@ -294,20 +296,20 @@ impl IdleState {
         }
     }
 
-    /// Arming failed: keep polling, and try again later, less and less often.
+    /// Records that arming failed: it keeps polling, and retries at growing intervals.
     pub fn arm_failed(&mut self, now: Nanos) {
         self.awake_until = now.after(self.retry_ns);
         self.retry_ns = (self.retry_ns * 2).min(ARM_RETRY_LAST_NS);
     }
 
-    /// Arming succeeded.
+    /// Records that arming succeeded.
     pub fn armed(&mut self) {
         self.retry_ns = ARM_RETRY_FIRST_NS;
     }
 
-    /// About to park: whether it wants to know what that costs, see [`slept`](Self::slept). Reading
-    /// the thread's clock twice takes a microsecond, the second time before the work that ended the
-    /// sleep: now and then is enough.
+    /// Returns whether the cost of the coming park is to be measured, see [`slept`](Self::slept).
+    /// Reading the thread's clock twice takes a microsecond, the second time before the work that
+    /// ended the sleep, so only some parks are measured.
     pub fn wants_cost(&mut self) -> bool {
         let is_wanted = matches!(self.policy, IdlePolicy::Priced(_)) && self.until_measured == 0;
         self.until_measured = if is_wanted {
@@ -318,12 +320,12 @@ impl IdleState {
         is_wanted
     }
 
-    /// It has slept for `asleep_ns`: the park took `cpu_ns` of CPU time, the pollers' arming
-    /// included, if that was measured; and a wake by a deadline was `late_ns` late, which is what
-    /// any wake takes.
+    /// Records a sleep of `asleep_ns`. `cpu_ns` is the CPU time of the park, with the pollers'
+    /// arming, if it was measured. `late_ns` is how late a wake by a deadline was, which is the
+    /// latency of any wake.
     pub fn slept(&mut self, asleep_ns: u64, cpu_ns: Option<u64>, late_ns: Option<u64>) {
         self.has_slept = true;
-        // What a park takes of the core is spent inside the sleep.
+        // The CPU time of a park is spent inside the sleep.
         self.allowance
             .slept(asleep_ns.saturating_sub(self.park.cpu_ns as u64));
         if let Some(cpu_ns) = cpu_ns {
@@ -336,19 +338,18 @@ impl IdleState {
         }
     }
 
-    /// Whether it wants to know how much CPU time the core has used in all, see
-    /// [`used`](Self::used).
+    /// Returns whether the core's total CPU time is to be measured, see [`used`](Self::used).
     pub fn wants_use(&self, now: Nanos) -> bool {
         matches!(self.policy, IdlePolicy::Priced(_)) && self.allowance.wants_measurement(now)
     }
 
-    /// The core has used so much CPU time in all, in nanoseconds.
+    /// Records the core's total CPU time, in nanoseconds.
     pub fn used(&mut self, now: Nanos, cpu_ns: u64) {
         self.allowance.measured(now, cpu_ns);
     }
 
-    /// What a wake adds to the latency of what it is for, and what a park takes of CPU time, in
-    /// nanoseconds: measured before there was work, instead of the assumptions.
+    /// Sets the latency that a wake adds and the CPU time of a park, in nanoseconds: measured
+    /// before there was work, in place of the assumptions.
     pub fn calibrated(&mut self, wake_ns: u64, cpu_ns: u64) {
         self.park = Park {
             cpu_ns: (cpu_ns as f64).min(*WAKE_NS.end()),
@@ -372,7 +373,7 @@ impl IdleState {
         if gap > self.long_gap_ns(times) {
             return self.arm_cost_ns;
         }
-        // Four mean gaps catch 98 % of arrivals when they come at random.
+        // Four mean idle periods catch 98 % of arrivals when they come at random.
         let spin = gap
             .saturating_mul(4)
             .min(times.max_spin_ns)

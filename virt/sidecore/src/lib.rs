@@ -1,10 +1,10 @@
 //! A sidecore: one thread on one host core that **owns** emulated devices and polls them, so that
-//! guests reach them without an exit; and that sleeps when there is nothing to do, without losing a
+//! guests reach them without an exit. It sleeps when there is nothing to do, without losing a
 //! wake-up.
 //!
 //! The idea is that of sidecore emulation (Amit et al., vIOMMU, USENIX ATC 2011) and of ELVIS
-//! (Har'El et al., SYSTOR 2012 and USENIX ATC 2013). What is polled is not known here: see
-//! `ARCHITECTURE.md` for what this crate must not know.
+//! (Har'El et al., SYSTOR 2012 and USENIX ATC 2013). This crate does not depend on the devices
+//! polled: see `ARCHITECTURE.md` for what it must not know.
 //!
 //! ```text
 //!  vCPU thread ── Handle::send / call ──▶ mailbox ─┐              ┌─ busy: at once
@@ -12,25 +12,26 @@
 //!  guest: rings, register pages ──▶ probes, 1 ns ──┴▶ round: poll() of each active Poller, by deficit ─┐
 //!                                                   ▲                                                  │ idle
 //!                                                   └─ spin │ pause ◀── idle policy ◀──────────────────┘
-//!                                                   └─ arm what moved, fence, look again, sleep ◀┘
+//!                                                   └─ arm what moved, fence, re-check, sleep ◀──┘
 //! ```
-//! - [`Poller`]: what the owner of a VM's devices implements. A bounded batch per `poll`, charged
-//!   to its [`Turn`]; its [`Probe`] says in a nanosecond whether an idle one has work; its
+//! - [`Poller`]: interface of the owner of a VM's devices. It does a bounded batch per `poll`,
+//!   charged to its [`Turn`]; its [`Probe`] tells in a nanosecond whether an idle one has work; its
 //!   [`Wakes`] are the descriptors that may wake it.
-//! - [`SidecoreBuilder`], [`Sidecore`]: one core: start with pollers, add and take away, stop and
-//!   get them back.
-//! - [`Fleet`]: several cores; pollers move between them and lose nothing; a [`Controller`] adds
-//!   and retires cores by load.
+//! - [`SidecoreBuilder`], [`Sidecore`]: one core: it starts with pollers, adds and removes some,
+//!   and returns them when it stops.
+//! - [`Fleet`]: several cores; pollers move between them without losing messages; a [`Controller`]
+//!   adds and retires cores by load.
 //! - [`Group`]: several pollers as one, which stay on one core and move together.
-//! - [`Handle`]: any thread's door to one poller, wherever it is. A message to a sidecore that
-//!   polls costs no system call; to one that sleeps, one eventfd write by the first sender.
-//!   [`Handle::call`] waits for an answer through a [`Reply`] and learns if none will come.
-//! - [`IdlePolicy`], [`IdleState`]: spin, pause, sleep: a pure state machine, with a [`Tariff`] of
-//!   CPU time against latency.
-//! - [`Monitor`]: reports a sidecore that no longer beats.
-//! - [`Stats`]: counted by the owner, read by anybody.
+//! - [`Handle`]: sends to one poller, from any thread, on whichever core the poller is. A message
+//!   to a sidecore that polls costs no system call; to one that sleeps, one eventfd write by the
+//!   first sender. [`Handle::call`] waits for an answer through a [`Reply`] and learns if none will
+//!   come.
+//! - [`IdlePolicy`], [`IdleState`]: spin, pause, sleep: a pure state machine, with a trade-off of
+//!   CPU time against latency ([`Tariff`]).
+//! - [`Monitor`]: reports a sidecore that has stopped sweeping.
+//! - [`Stats`]: counted by the owner, readable by any thread.
 //!
-//! Threads: pollers and their state are touched by their sidecore's thread only, so that they need
+//! Threads: pollers and their state are accessed by their sidecore's thread only, so that they need
 //! neither locks nor atomics. Shared are the mailbox with its state word (`gate.rs`, which has the
 //! argument for its orderings), each poller's route (`handle.rs`), the reply slots, and the
 //! statistics.

@@ -38,7 +38,7 @@ impl<M, B> Clone for Outbox<M, B> {
 pub(crate) struct Inbox<M, B> {
     channel: mpsc::Receiver<Envelope<M>>,
     gate: Arc<Gate<B>>,
-    /// The count of messages at the last time the channel was found to need emptying.
+    /// Count of messages when the channel was last found to need emptying.
     seen: u64,
     /// The channel has not been found empty since.
     is_draining: bool,
@@ -62,7 +62,7 @@ pub(crate) fn mailbox<M, B: Notifier>(notifier: B) -> (Outbox<M, B>, Inbox<M, B>
 }
 
 impl<M, B: Notifier> Outbox<M, B> {
-    /// Gives the message back when the sidecore has ended.
+    /// Sends a message; returns it when the sidecore has ended.
     pub(crate) fn send(&self, poller: u64, message: M) -> Result<(), M> {
         self.channel
             .send(Envelope { poller, message })
@@ -77,12 +77,12 @@ impl<M, B: Notifier> Outbox<M, B> {
 }
 
 impl<M, B: Notifier> Inbox<M, B> {
-    /// Looks whether anything was announced since the last look, or is left of it: messages, which
-    /// [`take`](Self::take) finds, or orders, which have a channel of their own. One load when
-    /// nothing was.
+    /// Checks whether anything was announced since the last check, or is left of it: messages,
+    /// which [`take`](Self::take) finds, or orders, which have a channel of their own. One load
+    /// when nothing was.
     ///
-    /// The count is read here and nowhere else, before either channel is emptied: what is announced
-    /// later makes the counts differ again, whatever of it has been found by then.
+    /// The count is read here only, before either channel is emptied: anything announced later
+    /// makes the counts differ again, even if it has been taken by then.
     pub(crate) fn look(&mut self) -> bool {
         if !self.is_draining {
             let sent = self.gate.sent();
@@ -92,8 +92,8 @@ impl<M, B: Notifier> Inbox<M, B> {
         self.is_draining
     }
 
-    /// The next message, if the last [`look`](Self::look) saw that there may be one. A message that
-    /// is taken before its sender has counted it costs one look at an empty channel.
+    /// Takes the next message, if the last [`look`](Self::look) saw that there may be one. A
+    /// message that is taken before its sender has counted it costs one read of an empty channel.
     pub(crate) fn take(&mut self) -> Option<Envelope<M>> {
         if !self.is_draining {
             return None;
@@ -103,13 +103,14 @@ impl<M, B: Notifier> Inbox<M, B> {
         envelope
     }
 
-    /// All messages that are there, looked at or not; what was announced stays to be looked at.
+    /// Takes all messages, announced or not; the announcement stays for the next
+    /// [`look`](Self::look).
     pub(crate) fn drain(&mut self) -> impl Iterator<Item = Envelope<M>> {
         std::iter::from_fn(|| self.channel.try_recv().ok())
     }
 
-    /// The count of messages up to which the channel is known to be empty (while `take` has
-    /// answered `None`).
+    /// Returns the count of messages up to which the channel is known to be empty (while `take` has
+    /// returned `None`).
     pub(crate) fn seen(&self) -> u64 {
         self.seen
     }

@@ -1,4 +1,4 @@
-//! Pollers come and go while their core runs.
+//! Adding, removing and moving pollers while their core runs.
 //!
 //! ```text
 //! core A, at the end of a sweep, once `may_detach`:       core B:
@@ -8,10 +8,10 @@
 //!   order to B: receive (poller, its undelivered mail)
 //!   route = B; unlock                        ─────────▶   attached, mail in order, then what is sent from now on
 //! ```
-//! Nothing is lost: what was sent before the lock goes along, what is sent after it comes behind
-//! the order; the descriptors are level-triggered, so what they say is said again by B's epoll; and
-//! B polls a newcomer at once. Orders have a channel of their own, announced like messages, and are
-//! looked at before them.
+//! Nothing is lost. Messages sent before the lock move with the poller; messages sent after it come
+//! behind the order. The descriptors are level-triggered, so a pending event is reported again by
+//! B's epoll. B polls a new poller at once. Orders have a channel of their own, are announced like
+//! messages, and are taken before them.
 
 use std::io;
 
@@ -31,12 +31,12 @@ impl<P: Poller> Core<P> {
             activity = Activity::Busy;
             match order {
                 Order::Add(moving, answer) => {
-                    // Nobody may be waiting any more.
+                    // The sender of the order may have stopped waiting.
                     let _ = answer.send(self.add(moving));
                 }
                 Order::Receive(moving) => self.receive(moving),
                 Order::Leave(leaving) => self.leaving.push(leaving),
-                // Who waits for an answer learns by the end of its channel.
+                // A caller that waits for an answer is notified by the end of its channel.
                 Order::Stay(id) => {
                     self.leaving.retain(|leaving| leaving.id != id);
                     if let Some(&at) = self.slots.get(&id) {
@@ -49,7 +49,7 @@ impl<P: Poller> Core<P> {
         activity
     }
 
-    /// A new poller; dropped if it cannot be attached.
+    /// Adds a new poller; drops it if it cannot be attached.
     pub(crate) fn add(&mut self, mut moving: InTransit<P>) -> io::Result<()> {
         let (at, wakes, attached) = self.attach(&mut moving);
         attached?;
@@ -62,7 +62,7 @@ impl<P: Poller> Core<P> {
         self.put_in(at, moving, wakes, attached.is_ok());
     }
 
-    /// Its place, its descriptors (none after an error), and whether they were registered.
+    /// Returns its slot, its descriptors (none after an error), and whether they were registered.
     fn attach(&self, moving: &mut InTransit<P>) -> (usize, Wakes, io::Result<()>) {
         let at = self.pollers.vacancy();
         let mut wakes = Wakes::attached_to(&self.epoll, at as u32);
@@ -94,13 +94,14 @@ impl<P: Poller> Core<P> {
         self.drr.activate(at);
     }
 
-    /// Detaches those that are to leave and may. Busy if one could but for a sender.
+    /// Detaches the pollers that are to leave and may. Busy if only a concurrent sender prevented
+    /// one.
     #[cold]
     pub(crate) fn detach_leaving(&mut self) -> Activity {
         let mut activity = Activity::Idle;
         for leaving in std::mem::take(&mut self.leaving) {
             let Some(&at) = self.slots.get(&leaving.id) else {
-                // Its answer is dropped with it.
+                // The sender of its answer is dropped with it.
                 continue;
             };
             let departure = leaving.to.departure();
@@ -116,7 +117,7 @@ impl<P: Poller> Core<P> {
         activity
     }
 
-    /// Moves a poller out, or gives the wish back: somebody is sending to it right now.
+    /// Moves a poller out, or returns the request if a thread is sending to the poller right now.
     fn detach(&mut self, at: usize, leaving: Leaving<P>) -> Option<Leaving<P>> {
         let member = self.members[at].as_ref().expect("a slot with a poller");
         let route = Arc::clone(&member.route);
@@ -129,7 +130,7 @@ impl<P: Poller> Core<P> {
                     *to = None;
                     mail.into_iter()
                         .for_each(|message| self.deliver(at, message));
-                    // Who wanted it may be gone: then it is dropped.
+                    // The receiver may be gone: then the poller is dropped.
                     let _ = owner.send(self.take_out(at).poller);
                 }
                 Destination::Core(port, answer) => {
@@ -154,12 +155,13 @@ impl<P: Poller> Core<P> {
         leaving
     }
 
-    /// Empties the mailbox: what is for `id`. The rest is handed out before anything else.
+    /// Empties the mailbox and returns the messages for `id`. The rest is delivered before any
+    /// later one.
     fn collect_mail(&mut self, id: u64) -> Vec<P::Message> {
         let mut mine = Vec::new();
         let mut others = std::mem::take(&mut self.stash);
-        // As in `take_orders`, an order to take on another poller may be behind; its messages are
-        // stashed.
+        // As in `take_orders`, an order to receive another poller may still be pending; its
+        // messages are stashed.
         others.extend(self.inbox.drain());
         for envelope in others {
             if envelope.poller == id {

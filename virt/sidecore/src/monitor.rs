@@ -1,19 +1,19 @@
-//! A thread that notices when a sidecore no longer beats.
+//! A thread that reports sidecores that have stopped sweeping.
 //!
 //! A guest whose sidecore is stuck hangs in ways that are hard to trace (Linux panics after 10 s on
 //! a silent VT-d register and spins for ever on an invalidation wait), so the stall is reported
-//! first, with the poller it is stuck in. Every 1/8 of the limit the monitor looks at each
-//! sidecore; it is well if
-//! - it has begun a sweep since the last look, or
+//! before that, with the poller it is stuck in. Every 1/8 of the limit the monitor samples each
+//! sidecore. A sidecore is well if
+//! - it has begun a sweep since the last sample, or
 //! - it is asleep, no message waits for it, and no deadline of a poller has passed;
 //!
-//! and it is reported once per stall when it was not well at 8 looks in a row. Looks are counted,
+//! It is reported once per stall, when it was not well in 8 samples in a row. Samples are counted,
 //! and not time, so that a process that was stopped as a whole (SIGSTOP, a paused host) is not
-//! reported when it goes on.
+//! reported when it continues.
 //!
-//! What it cannot see: a wake-up lost in a guest's queue. That sidecore sleeps, has no message, and
-//! only the guest knows that it waits; the protocol in [`park`](crate::park) exists to make it
-//! impossible.
+//! Limitation: a wake-up lost in a guest's queue is not detected. That sidecore sleeps, has no
+//! message, and only the guest knows that it waits. The protocol in [`park`](crate::park) prevents
+//! such a loss.
 
 use std::{
     fmt, io,
@@ -30,7 +30,7 @@ use crate::{
     sys::EventFd,
 };
 
-/// Looks in a row at which a sidecore is unwell before it is reported.
+/// Samples in a row in which a sidecore is unwell before it is reported.
 const LOOKS: u32 = 8;
 
 /// A sidecore's heartbeat and statistics, for a [`Monitor`] and for reports; it outlives the
@@ -54,12 +54,12 @@ impl Watch {
         Watch { board, gate }
     }
 
-    /// What the sidecore has done so far, or until it ended.
+    /// Returns the sidecore's statistics so far, or until it ended.
     pub fn stats(&self) -> Stats {
         self.board.snapshot()
     }
 
-    /// Whether it is in its wait right now.
+    /// Returns whether it is in its wait right now.
     pub fn is_asleep(&self) -> bool {
         self.board.pulse.0.is_asleep.load(Ordering::Relaxed)
     }
@@ -76,16 +76,16 @@ impl Watch {
     }
 }
 
-/// One look at a sidecore.
+/// Sample of a sidecore.
 #[derive(Clone, Copy, Debug)]
 struct Look {
     life: Life,
     beats: u64,
-    /// Asleep, and rightly so.
+    /// It is asleep, and no message or deadline should have woken it.
     is_asleep: bool,
 }
 
-/// Why a sidecore is reported.
+/// Reason of a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StuckCause {
@@ -104,7 +104,7 @@ pub enum StuckCause {
 pub struct Stuck {
     /// The sidecore's name.
     pub name: String,
-    /// What is wrong.
+    /// Reason of the report.
     pub cause: StuckCause,
     /// The name of the poller that was being called, if one was.
     pub in_poller: Option<String>,
@@ -112,7 +112,7 @@ pub struct Stuck {
     pub stats: Stats,
 }
 
-/// What the monitor remembers of one sidecore. Pure, for tests without a clock.
+/// Samples of one sidecore that the monitor remembers. Pure, for tests without a clock.
 #[derive(Debug, Default)]
 struct History {
     beats: u64,
@@ -121,7 +121,8 @@ struct History {
 }
 
 impl History {
-    /// Whether this look is one to report: the first at which the stall has lasted long enough.
+    /// Returns whether this sample is to be reported: the first at which the stall has lasted long
+    /// enough.
     fn is_news(&mut self, look: Look) -> bool {
         if look.life != Life::Panicked && (look.beats != self.beats || look.is_asleep) {
             *self = History {
@@ -166,11 +167,11 @@ pub struct Monitor {
 }
 
 impl Monitor {
-    /// The limit to use without reason for another: 2 s.
+    /// Default limit: 2 s.
     pub const LIMIT: Duration = Duration::from_secs(2);
 
     /// Starts the thread. `report` runs on it, once per stall, after between `limit` and 9/8 of it
-    /// (at once for a panic); it may take its time and may call [`watch`](Self::watch).
+    /// (at once for a panic). It may block and may call [`watch`](Self::watch).
     ///
     /// # Errors
     /// When no thread can be started.

@@ -8,8 +8,9 @@
 //! | other | 32 × the standard library's spin hint | no |
 //!
 //! The first two leave the core's resources to its sibling thread and save power. One line can be
-//! watched and the sources are many: the mailbox's is the one given, the rest is seen at the latest
-//! when the pause ends. Detected once, at run time. `tpause` is `umwait` without a line: not used.
+//! watched, and there are many sources: the mailbox's line is the one given, the rest is seen at
+//! the latest when the pause ends. Detected once, at run time. `tpause` is `umwait` without a line:
+//! not used.
 //!
 //! UNSAFETY: the instructions have no stable intrinsic. They read no memory the program can see,
 //! write none, and are reached only if CPUID offers them.
@@ -20,13 +21,13 @@
 
 use std::hint;
 
-/// How long one pause lasts at most, in nanoseconds.
+/// Longest duration of one pause, in nanoseconds.
 #[cfg(target_arch = "x86_64")]
 const PAUSE_NS: u64 = 1_000;
 /// `pause` takes 14 to 45 ns.
 const PLAIN_PAUSES: u32 = 32;
 
-/// The way of pausing that this CPU offers.
+/// Instruction of this CPU for a pause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pause {
     #[cfg(target_arch = "x86_64")]
@@ -66,7 +67,7 @@ impl Pause {
             Pause::Umwait { ticks } => {
                 // SAFETY: `detect` saw WAITPKG; `line` is a live reference.
                 unsafe { x86::umonitor(std::ptr::from_ref(line).cast()) };
-                // A store before the monitor was set ends no wait: look again.
+                // A store before the monitor was set does not end the wait: re-check.
                 if is_still_idle() {
                     // SAFETY: as above.
                     unsafe { x86::umwait(ticks) };
@@ -88,7 +89,7 @@ impl Pause {
         }
     }
 
-    /// For reports.
+    /// Returns the instruction's name, for reports.
     pub(crate) fn name(self) -> &'static str {
         match self {
             #[cfg(target_arch = "x86_64")]
@@ -132,7 +133,8 @@ mod x86 {
         }
     }
 
-    /// TSC ticks in `ns`, measured over 0.2 ms: good to a percent, and nothing here needs better.
+    /// Returns the TSC ticks in `ns`, measured over 0.2 ms: accurate to a percent, which suffices
+    /// here.
     pub(super) fn tsc_ticks(ns: u64) -> u32 {
         const WINDOW_NS: u64 = 200_000;
         // SAFETY: every x86-64 CPU has RDTSC, and Linux lets ring 3 use it.

@@ -1,9 +1,9 @@
-//! The pollers of one core, what each is armed for, and the array of their probes.
+//! The pollers of one core, the armed state of each, and the array of their probes.
 //!
 //! A poller is armed when the core goes to sleep and **stays armed** until the runtime is about to
 //! call it ([`Pollers::touch`]), so that a core that wakes for one of 256 pollers arms one when it
-//! goes back to sleep. What the loop looks at for each poller, however idle, stands in two compact
-//! arrays: the probe, and [`Brief`].
+//! goes back to sleep. The fields that the loop reads for each poller, however idle, are in two
+//! compact arrays: the probe, and [`Brief`].
 
 use crate::{
     clock::Nanos,
@@ -21,7 +21,7 @@ pub(crate) struct Attached<P> {
     pub(crate) wakes: Wakes,
 }
 
-/// What is looked at for all slots. 24 bytes.
+/// Fields of a slot that each sweep reads. 24 bytes.
 #[derive(Clone, Copy, Debug)]
 struct Brief {
     deadline: Nanos,
@@ -38,7 +38,7 @@ const EMPTY: Brief = Brief {
     is_registered: true,
 };
 
-/// See the head of this module. Slots are numbered; empty ones are `None`.
+/// Pollers of one core, in numbered slots; empty ones are `None`. See the head of this module.
 #[derive(Debug)]
 pub(crate) struct Pollers<P: Poller> {
     slots: Vec<Option<Attached<P>>>,
@@ -46,11 +46,11 @@ pub(crate) struct Pollers<P: Poller> {
     briefs: Vec<Brief>,
     /// Not armed, in the order in which they were touched.
     unarmed: Vec<usize>,
-    /// Armed and not looked at since.
+    /// Armed and not checked since.
     fresh: Vec<usize>,
-    /// Those in which the last look found work.
+    /// Pollers in which the last check found work.
     found: Vec<usize>,
-    /// No deadline is earlier.
+    /// Lower bound of all deadlines.
     next_deadline: Nanos,
 }
 
@@ -67,7 +67,7 @@ impl<P: Poller> Pollers<P> {
         }
     }
 
-    /// The number of a slot that is empty.
+    /// Returns the number of an empty slot.
     pub(crate) fn vacancy(&self) -> usize {
         let gap = self.slots.iter().position(Option::is_none);
         gap.unwrap_or(self.slots.len())
@@ -103,7 +103,7 @@ impl<P: Poller> Pollers<P> {
         self.slots[at].take().expect("touched just now").poller
     }
 
-    /// Slots, empty ones included.
+    /// Returns the number of slots, empty ones included.
     pub(crate) fn len(&self) -> usize {
         self.slots.len()
     }
@@ -112,12 +112,12 @@ impl<P: Poller> Pollers<P> {
         self.slots.get(at)?.as_ref()
     }
 
-    /// A poller that stays as armed as it is.
+    /// Returns a poller without disarming it.
     pub(crate) fn get_mut(&mut self, at: usize) -> Option<&mut Attached<P>> {
         self.slots.get_mut(at)?.as_mut()
     }
 
-    /// A poller about to be called: disarmed first, if it is armed.
+    /// Returns a poller that is about to be called: disarms it first, if it is armed.
     ///
     /// # Panics
     /// When the slot is empty.
@@ -133,8 +133,8 @@ impl<P: Poller> Pollers<P> {
 
     // -- probes and deadlines ------------------------------------------------------------------
 
-    /// After an `Idle` poll: renews the probe. False if the poller wants to be polled at each
-    /// sweep.
+    /// Renews the probe after an `Idle` poll. Returns false if the poller wants to be polled at
+    /// each sweep.
     pub(crate) fn probe(&mut self, at: usize) -> bool {
         let slot = self.slots[at].as_ref().expect("a slot with a poller");
         slot.poller.probe(&mut self.probes[at]);
@@ -151,7 +151,7 @@ impl<P: Poller> Pollers<P> {
         }
     }
 
-    /// Something was asked of the poller or of its descriptors: its deadlines.
+    /// Updates the deadlines, after a call of the poller or a change of its descriptors.
     #[inline]
     pub(crate) fn asked(&mut self, at: usize) {
         let slot = self.slots[at].as_ref().expect("a slot with a poller");
@@ -162,7 +162,7 @@ impl<P: Poller> Pollers<P> {
         self.next_deadline = self.next_deadline.min(earlier);
     }
 
-    /// Whether a deadline may have passed.
+    /// Returns whether a deadline may have passed.
     #[inline]
     pub(crate) fn is_due(&self, now: Nanos) -> bool {
         now >= self.next_deadline
@@ -191,8 +191,8 @@ impl<P: Poller> Pollers<P> {
         self.next_deadline = next;
     }
 
-    /// The earliest moment for which the core must not sleep on: of a poller, or of a muted
-    /// descriptor.
+    /// Returns the earliest time at which the core must be awake: a deadline of a poller, or the
+    /// end of a descriptor's muting.
     pub(crate) fn earliest(&self) -> Option<Nanos> {
         let all = self.briefs.iter();
         let earliest = all.fold(NEVER, |min, brief| {
@@ -203,7 +203,7 @@ impl<P: Poller> Pollers<P> {
 
     // -- going to sleep ------------------------------------------------------------------------
 
-    /// What arming (and disarming) those that are not armed costs, in nanoseconds.
+    /// Returns the cost of arming (and disarming) the pollers that are not armed, in nanoseconds.
     pub(crate) fn arm_cost_ns(&self) -> u64 {
         let costs = self
             .unarmed
@@ -216,7 +216,7 @@ impl<P: Poller> Pollers<P> {
 
     /// Arms all that are not armed. After an error those that are armed stay so.
     pub(crate) fn arm(&mut self) -> Result<(), ArmError> {
-        // What an arming that failed has left, unless it was disarmed since.
+        // Left over from an arming that failed, unless disarmed since.
         let briefs = &self.briefs;
         self.fresh.retain(|&at| briefs[at].is_armed);
         let moved = std::mem::take(&mut self.unarmed);
@@ -249,9 +249,9 @@ impl<P: Poller> Pollers<P> {
         slot.poller.arm(&mut slot.wakes)
     }
 
-    /// The last look, after the fence: has a poller work? Those armed just now are asked. Those
-    /// that have been armed for longer were looked at after *their* arming, and what came since has
-    /// made a descriptor readable; their probes tell sooner.
+    /// Re-checks for work, after the fence. The pollers that were just armed are asked. Those that
+    /// have been armed for longer were checked after *their* arming, and anything published since
+    /// then has made a descriptor readable; their probes only find it sooner.
     pub(crate) fn last_look(&mut self) -> bool {
         self.found.clear();
         for &at in &self.fresh {
@@ -268,7 +268,7 @@ impl<P: Poller> Pollers<P> {
         !self.found.is_empty() || is_any_kept_firing
     }
 
-    /// Whether the last look is still to ask it.
+    /// Returns whether the re-check has yet to ask it.
     pub(crate) fn is_fresh(&self, at: usize) -> bool {
         self.fresh.contains(&at)
     }
@@ -281,12 +281,12 @@ impl<P: Poller> Pollers<P> {
         })
     }
 
-    /// Takes those in which the last look found work; they are to be polled.
+    /// Takes the pollers in which the re-check found work; they are to be polled.
     pub(crate) fn take_found(&mut self) -> Vec<usize> {
         std::mem::take(&mut self.found)
     }
 
-    /// As [`touch`](Self::touch), and the probes of all.
+    /// Returns a poller as [`touch`](Self::touch) does, and the probes of all.
     pub(crate) fn touch_beside(&mut self, at: usize) -> (&mut Attached<P>, &[Option<P::Probe>]) {
         self.touch(at);
         let slot = self.slots[at].as_mut().expect("a slot with a poller");

@@ -1,9 +1,9 @@
 //! Asking a poller and waiting for its answer, as a vCPU does at a trapped register access.
 //!
-//! The asker spins for a while, since an awake sidecore answers within microseconds, then parks.
-//! Whatever happens to the question (answered, dropped by the poller, dropped with the mailbox of
-//! a sidecore that ends or panics), the asker learns of it: the [`Reply`] is a value, and its
-//! `Drop` answers "nobody will".
+//! The asker spins for a while, since an awake sidecore answers within microseconds, then parks. It
+//! is notified whatever happens to the question (answered, dropped by the poller, dropped with the
+//! mailbox of a sidecore that ends or panics): the [`Reply`] is a value, and dropping it without an
+//! answer reports that there will be none.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ const WAITING: u32 = 0;
 const PARKED: u32 = 1;
 const DONE: u32 = 2;
 
-/// How long an asker spins before it parks: about what parking and being woken costs it.
+/// Time that an asker spins before it parks: about the cost of parking and being woken.
 const SPIN: Duration = Duration::from_micros(50);
 
 /// `state` goes `WAITING → [PARKED →] DONE`; the answer is written before `DONE`, read after it.
@@ -36,7 +36,7 @@ pub struct Reply<R>(Arc<Exchange<R>>);
 #[derive(Debug)]
 pub struct Answer<R>(Arc<Exchange<R>>);
 
-/// A pair for one question of the current thread.
+/// Returns a pair for one question of the current thread.
 pub(crate) fn reply<R>() -> (Reply<R>, Answer<R>) {
     let slot = Arc::new(Exchange {
         state: AtomicU32::new(WAITING),
@@ -47,8 +47,9 @@ pub(crate) fn reply<R>() -> (Reply<R>, Answer<R>) {
 }
 
 impl<R> Reply<R> {
-    /// A question of the current thread without a sidecore in between: to give a poller a message
-    /// by hand, as its tests do. An asker waits on the thread that made the pair.
+    /// Returns a pair for a question of the current thread without a sidecore in between: for
+    /// calling a poller's `message` directly, as its tests do. The answer must be awaited on the
+    /// thread that made the pair.
     ///
     /// ```
     /// let (reply, answer) = sidecore::Reply::pair();
@@ -60,20 +61,21 @@ impl<R> Reply<R> {
         reply()
     }
 
-    /// Answers; a system call only if the asker has parked.
+    /// Sends the answer; a system call only if the asker has parked.
     pub fn send(self, answer: R) {
-        // Nobody else holds the lock for longer than a move: the asker looks after `DONE` only.
-        // The slot is poisoned by nothing: no code that can panic runs under the lock.
+        // No other thread holds the lock for longer than a move: the asker reads the slot after
+        // `DONE` only. The slot is not poisoned: no code that can panic runs under the lock.
         if let Ok(mut slot) = self.0.answer.lock() {
             *slot = Some(answer);
         }
-        // And `drop` says that it is there.
+        // `drop` then publishes the answer.
     }
 }
 
 impl<R> Drop for Reply<R> {
     fn drop(&mut self) {
-        // Release: the answer, if any, is visible to who reads DONE. Acquire is for nothing.
+        // Release: the answer, if any, is visible to a thread that reads DONE. Acquire is not
+        // needed.
         if self.0.state.swap(DONE, Ordering::AcqRel) == PARKED {
             self.0.asker.unpark();
         }
@@ -81,7 +83,7 @@ impl<R> Drop for Reply<R> {
 }
 
 impl<R> Answer<R> {
-    /// The answer, if it is there and has not been taken.
+    /// Returns the answer, if it is there and has not been taken.
     pub fn try_take(&self) -> Option<R> {
         // Acquire: as in `wait`.
         match self.0.state.load(Ordering::Acquire) {
@@ -90,7 +92,7 @@ impl<R> Answer<R> {
         }
     }
 
-    /// Waits; `None` if the question was dropped.
+    /// Waits for the answer; `None` if the question was dropped.
     pub fn wait(self) -> Option<R> {
         self.spin();
         let state = &self.0.state;
@@ -100,7 +102,7 @@ impl<R> Answer<R> {
                 .compare_exchange(WAITING, PARKED, Ordering::AcqRel, Ordering::Acquire)
                 .is_ok()
         {
-            // Parking may end for no reason, or by somebody else's unpark.
+            // Parking may end spuriously, or by an unpark for another purpose.
             while state.load(Ordering::Acquire) != DONE {
                 thread::park();
             }
@@ -119,7 +121,7 @@ impl<R> Answer<R> {
         }
     }
 
-    /// The model takes every interleaving anyway.
+    /// Does not spin: the model explores every interleaving anyway.
     #[cfg(loom)]
     fn spin(&self) {
         let _ = (SPIN, Nanos::now);

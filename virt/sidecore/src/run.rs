@@ -2,14 +2,15 @@
 //!
 //! ```text
 //! forever:  beat
-//!           hand out mail                   at most `MAIL_BATCH`; orders to take on or give away pollers first
-//!           look at the epoll               every 100 µs, best after a busy sweep: `ready`
-//!           scan the probes                 1 ns for each poller; deadlines when the earliest has passed
-//!           a round over the active ones    deficit round robin (drr.rs): poll with a budget, charge; the probes again each
-//!                                           microsecond: who has got work meanwhile comes before those that have had their turn
-//!           anybody busy? again             else as the idle policy says: spin, pause, or park
+//!           hand out mail         orders to receive or release pollers; `MAIL_BATCH` messages
+//!           poll the epoll        every 100 µs, best after a busy sweep: `ready`
+//!           scan the probes       1 ns for each poller; deadlines when the earliest has passed
+//!           a round over the      deficit round robin (drr.rs): poll with a budget, charge; every
+//!             active pollers      microsecond scan the probes: pollers that have got work come
+//!                                 before those that had their turn
+//!           one was busy? again   else as the idle policy says: spin, pause, or park
 //! ```
-//! What a call of a poller involves is in [`serve`](crate::serve), coming and going in
+//! Calls of pollers are in [`serve`](crate::serve), adding and removing them in
 //! [`migrate`](crate::migrate).
 
 use std::{
@@ -38,29 +39,29 @@ use crate::{
     wakes,
 };
 
-/// Between two looks at the epoll while awake, in nanoseconds: a look costs half a microsecond.
+/// Time between two polls of the epoll while awake, in nanoseconds: each costs half a microsecond.
 pub(crate) const LOOK_EVERY_NS: u64 = 100_000;
-/// Longest time that a look that is due waits for the end of a busy sweep, in nanoseconds. A guest
-/// that has just been called takes longer than a look to come with its next request; at any other
-/// time the look may make a request wait, and its guest halt.
+/// Longest time that a due poll of the epoll waits for the end of a busy sweep, in nanoseconds. A
+/// guest that has just been notified takes longer than the poll to send its next request. At any
+/// other time the poll may make a request wait, and its guest halt.
 const LOOK_WAITS_NS: u64 = 50_000;
-/// Between two scans of the probes during a round whose turns are measured, in nanoseconds: a scan
-/// takes one for each idle poller.
+/// Time between two scans of the probes during a round whose turns are measured, in nanoseconds: a
+/// scan takes 1 ns for each idle poller.
 const SCAN_EVERY_NS: u64 = 1_000;
 /// Descriptors taken from the epoll at a time.
 pub(crate) const EVENTS: usize = 64;
-/// While work is under way elsewhere: of so many sweeps without work one gives the CPU to whoever
-/// else wants it.
+/// While work is under way elsewhere, one of this many sweeps without work yields the CPU to other
+/// threads.
 const SWEEPS_PER_YIELD: u32 = 32;
 
-/// What belongs to a poller besides itself.
+/// Route and statistics of a poller.
 #[derive(Debug)]
 pub(crate) struct Member<M> {
     pub(crate) route: Arc<Route<M>>,
     pub(crate) board: Arc<PollerBoard>,
 }
 
-/// A sidecore, as its own thread sees it.
+/// State of a sidecore's thread.
 pub(crate) struct Core<P: Poller> {
     pub(crate) pollers: Pollers<P>,
     /// By slot.
@@ -69,13 +70,13 @@ pub(crate) struct Core<P: Poller> {
     pub(crate) slots: HashMap<u64, usize>,
     pub(crate) drr: Drr,
     pub(crate) inbox: Inbox<P::Message, EventFd>,
-    /// Messages taken out of the mailbox early, by a move; they come first.
+    /// Messages taken out of the mailbox early, by a move; they are delivered first.
     pub(crate) stash: VecDeque<Envelope<P::Message>>,
     pub(crate) orders: mpsc::Receiver<Order<P>>,
     pub(crate) leaving: Vec<Leaving<P>>,
     pub(crate) epoll: Arc<EpollFd>,
     pub(crate) events: [libc::epoll_event; EVENTS],
-    /// An event of nobody in the last look.
+    /// Event of the last poll of the epoll that belongs to no descriptor registered.
     pub(crate) stray: Option<u64>,
     pub(crate) next_look: Nanos,
     pub(crate) board: Arc<Board>,
@@ -84,31 +85,31 @@ pub(crate) struct Core<P: Poller> {
     pub(crate) pause: Pause,
     pub(crate) shares_cpu: bool,
     pub(crate) force_sleep_every: Option<NonZeroU32>,
-    /// The end of the last sweep.
+    /// End of the last sweep.
     pub(crate) now: Nanos,
-    /// The sweep after a wake that was not by a deadline.
+    /// This is the sweep after a wake that was not by a deadline.
     pub(crate) is_first_after_wake: bool,
     pub(crate) idle_sweeps: u32,
     /// The last sweep found work.
     pub(crate) was_busy: bool,
     /// In this sweep a poller waited for work that is under way elsewhere.
     pub(crate) is_waiting: bool,
-    /// Taken in this sweep.
+    /// Requests taken in this sweep.
     pub(crate) requests: u64,
     /// Kept for its allocation.
     pub(crate) due: Vec<usize>,
 }
 
 impl<P: Poller> Core<P> {
-    /// Learns what a wake takes here.
+    /// Measures the cost of a wake on this core.
     pub(crate) fn calibrate_wakes(&mut self, calibration: &WakeCalibration) {
         if let Some((wake_ns, cpu_ns)) = calibration.sleep(self.clock) {
             self.idle.calibrated(wake_ns, cpu_ns);
         }
     }
 
-    /// Polls until told to stop; messages sent before that are delivered. The pollers, in the order
-    /// of their numbers.
+    /// Polls until asked to stop; messages sent before that are delivered. Returns the pollers, in
+    /// the order of their numbers.
     pub(crate) fn run(mut self) -> Vec<P> {
         let gate = Arc::clone(self.inbox.gate());
         self.now = Nanos::now();
@@ -129,7 +130,7 @@ impl<P: Poller> Core<P> {
             .collect()
     }
 
-    /// One look at every source.
+    /// Polls every source once.
     pub(crate) fn sweep(&mut self) -> Activity {
         self.board.pulse.0.beats.add(1);
         self.is_waiting = false;
@@ -177,7 +178,7 @@ impl<P: Poller> Core<P> {
         self.now >= self.next_look.after(wait_ns)
     }
 
-    /// Puts those into the ring whose probes fire or whose deadlines have passed.
+    /// Puts the pollers into the ring whose probes fire or whose deadlines have passed.
     fn wake_pollers(&mut self) {
         let drr = &mut self.drr;
         self.pollers.scan(|at| drr.wake(at));
@@ -226,8 +227,8 @@ impl<P: Poller> Core<P> {
                 core.yields.add(1);
                 thread::yield_now();
             }
-            // The worker threads of the kernel that do what is waited for may have been put onto
-            // this CPU.
+            // The kernel's worker threads that the pollers wait for may have been placed on this
+            // CPU.
             _ if self.is_waiting && self.idle_sweeps.is_multiple_of(SWEEPS_PER_YIELD) => {
                 core.yields.add(1);
                 thread::yield_now();
@@ -298,7 +299,7 @@ impl<P: Poller> Core<P> {
     }
 }
 
-/// An error and its causes, in one line.
+/// Returns an error and its causes, in one line.
 fn chain(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(Some(error), |&error| error.source());
     let lines: Vec<_> = causes.map(ToString::to_string).collect();
@@ -313,9 +314,9 @@ struct EpollWaiter<'a> {
     board: &'a Board,
     /// Events of the last wait.
     ready: usize,
-    /// What the last wait took, if it was entered.
+    /// Duration of the last wait, if it was entered.
     asleep_ns: u64,
-    /// How late a deadline was met.
+    /// Delay of the wake by a deadline.
     late_ns: Option<u64>,
     /// The coming wait is one that `force_sleep_every` asks for.
     is_forced: bool,
@@ -354,7 +355,7 @@ impl Waiter for EpollWaiter<'_> {
     }
 }
 
-/// A core's epoll, with its notifier in it.
+/// Returns a core's epoll, with its notifier in it.
 pub(crate) fn epoll_with(notifier: &EventFd) -> io::Result<Arc<EpollFd>> {
     let epoll = EpollFd::new()?;
     epoll.add(notifier.as_raw_fd(), wakes::NOTIFIER)?;

@@ -1,13 +1,13 @@
-//! How the loop calls its pollers: messages, readable descriptors, turns; and what each is charged.
+//! Calls of the loop into its pollers: messages, readable descriptors, turns, and the charge for
+//! each.
 //!
-//! A turn is charged what its poller says, or, where another poller has had work since before it,
-//! the time that it took if that was more: a poller's estimates divide the core among those who
-//! keep to them, and the clock among those who do not (a large discard in memory, a system call
+//! A turn is charged its poller's estimate, or, where another poller has had work since before it,
+//! the time that it took if that was more: the core is divided by the estimates among pollers that
+//! keep to them, and by the clock among those that do not (a large discard in memory, a system call
 //! that the kernel makes long). It costs one clock reading per such turn, which is the beginning of
-//! the next. A poller beside whom nobody has work takes nothing from anybody, however long it
-//! takes. A turn that asks ([`Turn::others_wait`]) ends when its time is over, or before, for a
-//! poller that has got work meanwhile. What other threads do for a poller is not charged: see
-//! [`Turn`].
+//! the next. While no other poller has work, a long turn takes no time from any poller. A turn that
+//! asks ([`Turn::others_wait`]) ends when its time is over, or before, for a poller that has got
+//! work meanwhile. Work of other threads for a poller is not charged: see [`Turn`].
 
 use std::sync::atomic::Ordering;
 
@@ -23,22 +23,22 @@ use crate::{
 
 /// Messages handed out per sweep, so that a storm of them does not starve the queues.
 const MAIL_BATCH: usize = 64;
-/// What a message costs its poller at least, in cost units.
+/// Least charge for a message, in cost units.
 pub(crate) const MESSAGE_COST: u64 = 300;
-/// What a readable descriptor costs its poller at least: the system call that empties it, and its
-/// share of the look.
+/// Least charge for a readable descriptor, in cost units: the system call that empties it, and its
+/// share of the poll of the epoll.
 pub(crate) const READY_COST: u64 = 1_000;
-/// What a message, or a readable descriptor, may cost until the poller is to go on in its turn, in
-/// cost units.
+/// Budget of the handling of a message or of a readable descriptor, in cost units. Beyond it the
+/// poller should continue in its turn.
 pub(crate) const CALL_BUDGET: u64 = 1_600;
-/// A poller that owes more than this is not told that its descriptors are readable, until it has
-/// repaid: four turns.
+/// Deficit below which a poller is not notified of readable descriptors until it has repaid: four
+/// turns' debt.
 pub(crate) const READY_DEBT: i64 = -(4 * drr::QUANTUM as i64);
 
 impl<P: Poller> Core<P> {
-    /// Orders, then messages.
+    /// Takes orders, then delivers messages.
     pub(crate) fn hand_out_mail(&mut self) -> Activity {
-        // Before the orders are looked at: one that comes later is announced anew.
+        // Before the orders are taken: a later one is announced anew.
         let was_announced = self.inbox.look();
         if self.stash.is_empty() && !was_announced {
             return Activity::Idle;
@@ -52,8 +52,8 @@ impl<P: Poller> Core<P> {
             activity = Activity::Busy;
             let mut at = self.slots.get(&envelope.poller).copied();
             if at.is_none() {
-                // It came just before its poller's first message, and after the orders were looked
-                // at.
+                // The poller arrived just before its first message, and after the orders were
+                // taken.
                 self.take_orders();
                 at = self.slots.get(&envelope.poller).copied();
             }
@@ -83,19 +83,19 @@ impl<P: Poller> Core<P> {
         self.drr.activate(at);
     }
 
-    /// Tells pollers which of their descriptors are readable. Busy if one did something.
+    /// Notifies pollers of their readable descriptors. Busy if one did something.
     pub(crate) fn look(&mut self, timeout_ns: Option<u64>) -> Activity {
         self.next_look = self.now.after(LOOK_EVERY_NS);
         if self.members.is_empty() {
             return Activity::Idle;
         }
         self.board.core.0.looks.add(1);
-        // An error is a signal; there is another look soon.
+        // An error is a signal; the epoll is polled again soon.
         let ready = self.epoll.wait(&mut self.events, timeout_ns).unwrap_or(0);
         self.take_events(ready)
     }
 
-    /// The first `ready` events.
+    /// Handles the first `ready` events.
     pub(crate) fn take_events(&mut self, ready: usize) -> Activity {
         let mut activity = Activity::Idle;
         let mut stray = None;
@@ -161,11 +161,12 @@ impl<P: Poller> Core<P> {
         }
     }
 
-    /// An event of nobody came twice: a descriptor was closed that was not removed. See `wakes.rs`.
+    /// Rebuilds the epoll, after an event of no registered descriptor came twice: a descriptor was
+    /// closed before it was removed. See `wakes.rs`.
     #[cold]
     fn rebuild_epoll(&mut self) {
         self.board.core.0.rebuilds.add(1);
-        // If there is no new one the old one goes on, with its stray events.
+        // If no new epoll can be created, the old one stays, with its stray events.
         if let Ok(epoll) = epoll_with(self.inbox.gate().notifier()) {
             for at in 0..self.pollers.len() {
                 if let Some(slot) = self.pollers.get_mut(at) {
@@ -176,7 +177,7 @@ impl<P: Poller> Core<P> {
         }
     }
 
-    /// One poller's turn. `start`: the end of the one before, if that was measured.
+    /// Gives one poller its turn. `start`: the end of the turn before, if that was measured.
     pub(crate) fn visit(&mut self, visit: Visit, start: Option<Nanos>) -> Visited {
         let at = visit.flow;
         let Some(member) = &self.members[at] else {
@@ -250,13 +251,13 @@ impl<P: Poller> Core<P> {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Visited {
     pub(crate) activity: Activity,
-    /// When it ended, if it was measured.
+    /// Time at which it ended, if it was measured.
     pub(crate) end: Option<Nanos>,
     /// It ended because another poller has got work.
     pub(crate) is_cut: bool,
 }
 
-/// The pollers beside the one whose turn it is.
+/// The core's other pollers, during the turn of one.
 struct Beside<'a, B> {
     probes: &'a [Option<B>],
     drr: &'a Drr,

@@ -30,36 +30,36 @@ use crate::{
     wake_calibration::WakeCalibration,
 };
 
-/// A sidecore could not be started.
+/// Error of starting a sidecore.
 #[derive(Debug, Error)]
 pub enum SpawnError {
-    /// No eventfd for its mailbox, or no epoll.
+    /// No eventfd for its mailbox, or no epoll, could be created.
     #[error("cannot create the sidecore's eventfd and epoll")]
     EventFd(#[source] io::Error),
-    /// No thread.
+    /// No thread could be started.
     #[error("cannot start the sidecore's thread")]
     Thread(#[source] io::Error),
     /// A poller's descriptors cannot be registered.
     #[error("cannot attach {name} to the sidecore")]
     Attach {
-        /// The poller.
+        /// Name of the poller.
         name: String,
-        /// Why.
+        /// Error of the kernel.
         #[source]
         source: io::Error,
     },
-    /// No such CPU, or none this process may use.
+    /// There is no such CPU, or none that this process may use.
     #[error("cannot pin the sidecore to cpu {cpu}")]
     Pin {
         /// The CPU asked for.
         cpu: usize,
-        /// Why.
+        /// Error of the kernel.
         #[source]
         source: io::Error,
     },
 }
 
-/// A poller could not be added to a running sidecore.
+/// Error of adding a poller to a running sidecore.
 #[derive(Debug, Error)]
 pub enum AddError {
     /// Its descriptors cannot be registered.
@@ -70,7 +70,7 @@ pub enum AddError {
     Ended,
 }
 
-/// The settings of a sidecore to be.
+/// Settings of a sidecore to start.
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct SidecoreBuilder {
@@ -83,8 +83,8 @@ pub struct SidecoreBuilder {
 }
 
 impl SidecoreBuilder {
-    /// A sidecore named `name` (its thread shows the first 15 bytes), not pinned, that polls
-    /// adaptively.
+    /// Creates the settings of a sidecore named `name` (its thread shows the first 15 bytes), not
+    /// pinned, that polls adaptively.
     pub fn new(name: impl Into<String>) -> Self {
         SidecoreBuilder {
             name: name.into(),
@@ -96,7 +96,7 @@ impl SidecoreBuilder {
         }
     }
 
-    /// Another name.
+    /// Sets another name.
     pub(crate) fn name(mut self, name: String) -> Self {
         self.name = name;
         self
@@ -108,37 +108,37 @@ impl SidecoreBuilder {
         self
     }
 
-    /// What it does when idle.
+    /// Sets the idle policy.
     pub fn idle(mut self, policy: IdlePolicy) -> Self {
         self.idle = policy;
         self
     }
 
-    /// It shares its CPU with threads that wait for it (vCPUs): yields after each idle sweep that
-    /// does not sleep, instead of spinning through its time slice.
+    /// Sets that it shares its CPU with threads that wait for it (vCPUs): it yields after each idle
+    /// sweep that does not sleep, instead of spinning through its time slice.
     pub fn shares_cpu(mut self, shares: bool) -> Self {
         self.shares_cpu = shares;
         self
     }
 
-    /// What a poller of weight 1 may do per round beside others, in cost units (nanoseconds):
-    /// default 6,400, 32 small requests. More makes for fewer rounds, and longer waits of those
-    /// that have much to do; who has little comes first
+    /// Sets the share of a poller of weight 1 per round, in cost units (nanoseconds), while others
+    /// have work: default 6,400, 32 small requests. More makes for fewer rounds, and longer waits
+    /// of pollers with much to do; one with little comes first
     /// ([`Turn::others_wait`](crate::Turn::others_wait)).
     pub fn quantum(mut self, cost: u64) -> Self {
         self.quantum = cost.max(1);
         self
     }
 
-    /// For tests of the notification paths: sleep at every `n`-th idle sweep, whatever the policy
-    /// says, but not while a [`deadline`](Poller::deadline) has passed. Counted in
+    /// For tests of the notification paths: sleeps at every `n`-th idle sweep, whatever the policy,
+    /// but not while a [`deadline`](Poller::deadline) has passed. Counted in
     /// [`CoreStats::sleeps_forced`](crate::CoreStats::sleeps_forced).
     pub fn force_sleep_every(mut self, n: Option<NonZeroU32>) -> Self {
         self.force_sleep_every = n;
         self
     }
 
-    /// Starts the thread, which owns the pollers until [`Sidecore::stop`] hands them back.
+    /// Starts the thread, which owns the pollers until [`Sidecore::stop`] returns them.
     ///
     /// # Errors
     /// When a resource is refused, the CPU does not exist, or a poller cannot be attached; nothing
@@ -161,7 +161,7 @@ impl SidecoreBuilder {
             })
             .collect();
         let (ready, started) = mpsc::sync_channel(1);
-        // Without one the policy starts from an assumption.
+        // Without a calibration the policy starts from an assumption.
         let calibration = matches!(self.idle, IdlePolicy::Priced(_))
             .then(|| WakeCalibration::new().ok().map(Arc::new))
             .flatten();
@@ -190,15 +190,15 @@ impl SidecoreBuilder {
             })
             .map_err(SpawnError::Thread)?;
         if let Some(calibration) = calibration {
-            // A guest's kick comes from another CPU, which this one has to be told by: not so if
+            // A guest's kick comes from another CPU, which has to interrupt this one: not so if
             // this thread ran on the core's own.
             thread::scope(|scope| {
                 let waker = thread::Builder::new().spawn_scoped(scope, || {
-                    // Where there is no other CPU, both share this one as guests will.
+                    // Where there is no other CPU, both share this one, as guests will.
                     let _ = cpu.map(sys::keep_this_thread_off);
                     calibration.wake();
                 });
-                // Not calibrated without it: the core gives up by itself.
+                // Without the waker there is no calibration: the core times out by itself.
                 drop(waker);
             });
         }
@@ -213,7 +213,7 @@ impl SidecoreBuilder {
                 handles,
             }),
             Ok(Err(error)) => {
-                // It ends by itself; a panic in dropping it has nobody to tell.
+                // It ends by itself; a panic in dropping it cannot be reported.
                 let _ = thread.join();
                 Err(error)
             }
@@ -223,7 +223,7 @@ impl SidecoreBuilder {
         }
     }
 
-    /// On the new thread, before its loop.
+    /// Sets the core up, on the new thread, before its loop.
     fn begin<P: Poller>(
         &self,
         board: Arc<Board>,
@@ -275,7 +275,7 @@ impl SidecoreBuilder {
     }
 }
 
-/// Says how the thread ended, also when a poller panics.
+/// Records the thread's end when dropped, also when a poller panics.
 struct End(Arc<Board>);
 
 impl Drop for End {
@@ -293,12 +293,12 @@ pub struct Sidecore<P: Poller> {
     thread: Option<thread::JoinHandle<Vec<P>>>,
     port: Port<P>,
     board: Arc<Board>,
-    /// Of the pollers given to `spawn`.
+    /// Handles of the pollers given to `spawn`.
     handles: Vec<Handle<P::Message>>,
 }
 
 impl<P: Poller> Sidecore<P> {
-    /// A handle to poller number `poller`, in the order given to `spawn`.
+    /// Returns a handle to poller number `poller`, in the order given to `spawn`.
     ///
     /// # Panics
     /// When there is no such poller.
@@ -328,14 +328,14 @@ impl<P: Poller> Sidecore<P> {
         }
     }
 
-    /// Takes a poller away, once it [`may_detach`](Poller::may_detach), and waits for that, at most
-    /// `limit`; messages sent before are delivered first. `None` if it did not come to that, or the
-    /// poller is not on this sidecore. Sending to it fails from then on.
+    /// Removes a poller once it [`may_detach`](Poller::may_detach), and waits for that, at most
+    /// `limit`; messages sent before are delivered first. `None` if it could not leave in time, or
+    /// is not on this sidecore. Sending to it fails from then on.
     pub fn remove(&self, poller: &Handle<P::Message>, limit: Duration) -> Option<P> {
         self.ask_to_end(poller.id())?.wait(limit, || false)
     }
 
-    /// Asks a poller to come out. `None` if this sidecore has ended.
+    /// Asks a poller to leave for its owner. `None` if this sidecore has ended.
     pub(crate) fn ask_to_end(&self, id: u64) -> Option<Asked<P, P>> {
         Asked::to_leave(&self.port, id, Destination::Owner)
     }
@@ -361,36 +361,36 @@ impl<P: Poller> Sidecore<P> {
         Asked::to_leave(&self.port, id, |answer| Destination::Core(port, answer))
     }
 
-    /// Asks a poller to leave; it comes out of `to`'s other end once it
-    /// [`may_detach`](Poller::may_detach).
+    /// Asks a poller to leave; it is sent to `to` once it [`may_detach`](Poller::may_detach).
     pub(crate) fn release(&self, id: u64, to: mpsc::Sender<P>) {
         let to = Destination::Owner(to);
-        // Of a core that has ended none comes.
+        // On a core that has ended, no poller is sent.
         let _ = self.port.order(Order::Leave(Leaving { id, to }));
     }
 
-    /// What it has done so far.
+    /// Returns the statistics so far.
     pub fn stats(&self) -> Stats {
         self.board.snapshot()
     }
 
-    /// CPU time of its thread so far, user and kernel. Over the wall-clock time of the same
-    /// interval it is the share of a CPU it uses.
+    /// Returns the CPU time of its thread so far, user and kernel. Divided by the wall-clock time
+    /// of the same interval it is the share of a CPU that it uses.
     ///
     /// # Errors
-    /// When the kernel refuses to tell.
+    /// When the kernel refuses to report it.
     pub fn thread_cpu_time(&self) -> io::Result<Duration> {
         self.board.cpu_time()
     }
 
-    /// What a [`Monitor`](crate::Monitor) needs to watch it, and what outlives it for its
-    /// statistics.
+    /// Returns its heartbeat and statistics, for a [`Monitor`](crate::Monitor) and for reports;
+    /// they outlive the sidecore.
     pub fn watch(&self) -> Watch {
         Watch::new(Arc::clone(&self.board), Arc::clone(self.port.outbox.gate()))
     }
 
-    /// Ends it: messages sent before are delivered, the thread is joined, and the pollers come
-    /// back. Calls still waiting for an answer that their poller has kept go on waiting for it.
+    /// Ends it: messages sent before are delivered, the thread is joined, and the pollers are
+    /// returned. A caller still waiting for a [`Reply`](crate::Reply) that a poller has kept goes
+    /// on waiting.
     ///
     /// # Panics
     /// With the panic of a poller, if one panicked.
@@ -411,7 +411,7 @@ impl<P: Poller> Sidecore<P> {
 
 impl<P: Poller> Drop for Sidecore<P> {
     fn drop(&mut self) {
-        // A poller's panic is the monitor's to report; a panic in a drop would abort.
+        // A poller's panic is reported by the monitor; a panic in a drop would abort.
         self.join();
     }
 }

@@ -1,15 +1,15 @@
 //! Signalling and emptying eventfds that another process holds too, without ever waiting.
 //!
 //! `write(2)` to an eventfd whose counter is full waits unless the *open file* has O_NONBLOCK, and
-//! the open file is shared: whoever sent us the descriptor can fill the counter and clear the flag
-//! at any moment, also between a look at both and the write. It would hold a sidecore, and all
-//! guests on it, for as long as it likes. There is no RWF_NOWAIT for writing eventfds (they have no
-//! `write_iter`), poll(2) and fcntl(2) before the write only make the window small, and io_uring
-//! looks at the same flag.
+//! the open file is shared: the peer that sent us the descriptor can fill the counter and clear the
+//! flag at any moment, also between a check of both and the write. It could block a sidecore, and
+//! all guests on it, for as long as it likes. There is no RWF_NOWAIT for writing eventfds (they
+//! have no `write_iter`), poll(2) and fcntl(2) before the write only make the window small, and
+//! io_uring looks at the same flag.
 //!
-//! What never waits is the kernel's own signal (`eventfd_signal`), as it comes with the completion
-//! of an operation of Linux AIO that names the descriptor (`IOCB_FLAG_RESFD`). So each thread has
-//! an AIO context, and signals by submitting a poll of something that is ready: it completes inside
+//! The kernel's own signal (`eventfd_signal`) never waits. It comes with the completion of an
+//! operation of Linux AIO that names the descriptor (`IOCB_FLAG_RESFD`). So each thread has an AIO
+//! context, and signals by submitting a poll of something that is ready: it completes inside
 //! `io_submit(2)`. A full counter stays full. It takes about half a microsecond longer than a write
 //! (950 ns against 360 to 550 ns, measured in a loop on a 6.18 guest kernel).
 //!
@@ -17,14 +17,14 @@
 //! that ends it where it waits.
 //!
 //! Where AIO is not to be had (CONFIG_AIO off, a seccomp filter of one of its calls,
-//! `fs.aio-max-nr` used up) the write is what is left, also under the watchdog: each is held for
-//! milliseconds at most. [`never_waits`] tells. Only where there is neither
-//! ([`writes_are_watched`]) is the residual the one above. A context is tried before it is used,
-//! since a signal that was refused would be lost.
+//! `fs.aio-max-nr` used up) only the write is left, also under the watchdog: each is held for
+//! milliseconds at most. [`never_waits`] reports that. Only where there is neither
+//! ([`writes_are_watched`]) can a peer block the caller as described above. A context is tried
+//! before it is used, since a signal that was refused would be lost.
 //!
-//! Reading has no such trouble: eventfds know RWF_NOWAIT there (Linux 5.8). Where `preadv2` is
-//! refused, a poll goes before the read, and another reader can come in between. [`never_waits`]
-//! tells whether the host has both.
+//! Reading never waits: eventfds support RWF_NOWAIT for it (Linux 5.8). Where `preadv2` is refused,
+//! a poll goes before the read, and another reader can come in between. [`never_waits`] reports
+//! whether the host has both.
 //!
 //! UNSAFETY: system calls without a wrapper in std. The kernel reads one `iocb` during `io_submit`
 //! and copies what it needs; it writes events into an array of ours during `io_getevents`, and a
@@ -81,7 +81,7 @@ const _: () = assert!(size_of::<Iocb>() == 64);
 #[derive(Clone, Copy, Debug, Default)]
 struct IoEvent([u64; 4]);
 
-/// A context; one thread at a time uses it.
+/// AIO context; one thread at a time uses it.
 #[derive(Debug)]
 struct Signaller {
     context: libc::c_ulong,
@@ -155,7 +155,7 @@ impl Signaller {
         }
     }
 
-    /// Throws away what has completed; the number of completions, or -1.
+    /// Takes and drops the completions; returns their number, or -1.
     fn reap(&self) -> libc::c_long {
         let mut events = [IoEvent::default(); DEPTH as usize];
         let no_wait: libc::timespec = libc::timespec {
@@ -178,12 +178,12 @@ impl Signaller {
     }
 }
 
-/// What is polled: always writable, never read.
+/// Eventfd polled by the submitted operations: always writable, never read.
 static READY: OnceLock<EventFd> = OnceLock::new();
 
-/// Contexts of threads that have ended, for the next ones. None is ever given back to the kernel
-/// before the process ends: `io_destroy(2)` waits for two RCU grace periods, 30 ms where nothing is
-/// wrong, and has been seen to wait for 20 s.
+/// Contexts of threads that have ended, for the next ones. None is destroyed before the process
+/// ends: `io_destroy(2)` waits for two RCU grace periods, usually 30 ms, and has been seen to wait
+/// for 20 s.
 static SPARE: Mutex<Vec<Signaller>> = Mutex::new(Vec::new());
 
 /// A thread's context, if there is one for it.
@@ -192,7 +192,7 @@ struct Own(Option<Signaller>);
 
 impl Own {
     fn get() -> Self {
-        // In a statement of its own: it is unlocked before another one is made.
+        // In a statement of its own: the lock is released before a context is created.
         let spare = SPARE.lock().unwrap_or_else(PoisonError::into_inner).pop();
         Own(spare.or_else(|| Signaller::new().ok()))
     }
@@ -209,13 +209,13 @@ thread_local! {
     static SIGNALLER: OnceCell<Own> = const { OnceCell::new() };
 }
 
-/// Whether [`signal_eventfd`] and [`drain_eventfd`] never wait on this thread: whether the kernel
-/// gave it an AIO context, and reads eventfds without waiting.
+/// Returns whether [`signal_eventfd`] and [`drain_eventfd`] never wait on this thread: whether the
+/// kernel gave it an AIO context, and reads eventfds without waiting.
 pub fn never_waits() -> bool {
     SIGNALLER.with(|own| own.get_or_init(Own::get).0.is_some()) && reads_without_waiting()
 }
 
-/// Whether an eventfd without O_NONBLOCK and without a signal is answered by EAGAIN.
+/// Returns whether reading an eventfd without O_NONBLOCK and without a signal fails with EAGAIN.
 fn reads_without_waiting() -> bool {
     // SAFETY: no pointers.
     let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) };
@@ -227,14 +227,14 @@ fn reads_without_waiting() -> bool {
     read_without_waiting(fd.as_fd()).is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
 }
 
-/// Whether writes that a peer makes wait are ended, by the process's watchdog. The first call
-/// starts its thread, which runs where the caller may: make it before threads are pinned.
+/// Returns whether the process's watchdog ends writes that a peer makes wait. The first call starts
+/// the watchdog's thread, on the CPUs that the caller may use: call it before threads are pinned.
 pub fn writes_are_watched() -> bool {
     watchdog::is_there()
 }
 
 /// Adds one to an eventfd; one that is full stays full. Never waits, whatever mode the descriptor
-/// is in and whoever else has it; see the head of this module for the one exception.
+/// is in and whatever other process has it; see the head of this module for the one exception.
 ///
 /// # Errors
 /// It is no eventfd.
@@ -253,8 +253,9 @@ fn write_watched(fd: BorrowedFd<'_>) -> io::Result<()> {
     }
 }
 
-/// Empties an eventfd; whether it had been signalled. Never waits, whatever mode the descriptor is
-/// in and whatever other process has it; see the head of this module for the one exception.
+/// Empties an eventfd; returns whether it had been signalled. Never waits, whatever mode the
+/// descriptor is in and whatever other process has it; see the head of this module for the one
+/// exception.
 pub fn drain_eventfd(fd: BorrowedFd<'_>) -> bool {
     match read_without_waiting(fd) {
         Ok(is_signalled) => is_signalled,
@@ -278,7 +279,7 @@ fn read_if_readable(fd: BorrowedFd<'_>) -> bool {
     is_readable && unsafe { libc::read(fd.as_raw_fd(), count.as_mut_ptr().cast(), 8) } == 8
 }
 
-/// Reads an eventfd; whether that gave a count.
+/// Reads an eventfd; returns whether that gave a count.
 fn read_without_waiting(fd: BorrowedFd<'_>) -> io::Result<bool> {
     let mut count = [0_u8; 8];
     let place = libc::iovec {

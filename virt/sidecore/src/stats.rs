@@ -1,9 +1,9 @@
-//! What a sidecore did, readable at any time from any thread.
+//! Statistics of a sidecore, readable at any time from any thread.
 //!
 //! The counters have one writer, the sidecore's thread, which adds with a plain load and store (no
-//! locked instruction), and stand on cache lines of their own: readers cost the writer a cache
-//! miss, and nothing while nobody reads. All accesses are `Relaxed`: they order nothing, and a
-//! snapshot's figures may be a sweep apart from each other.
+//! locked instruction). They are on cache lines of their own: a read costs the writer a cache miss,
+//! and no more. All accesses are `Relaxed`: they order nothing, and a snapshot's figures may be a
+//! sweep apart from each other.
 
 use std::{
     io,
@@ -55,7 +55,7 @@ macro_rules! counters {
 }
 
 counters! {
-    /// What a sidecore did since it started. Times in nanoseconds.
+    /// Counters of a sidecore since it started. Times in nanoseconds.
     CoreCounters => CoreStats {
         /// Sweeps in which a poller or the mailbox had work.
         sweeps_busy,
@@ -65,34 +65,34 @@ counters! {
         messages,
         /// Cost units (nanoseconds, as estimated by the pollers) of all that was charged.
         cost,
-        /// Times readable descriptors were looked for while awake.
+        /// Polls of the epoll while awake.
         looks,
-        /// Times a poller was told that a descriptor is readable.
+        /// Times a poller was notified that a descriptor is readable.
         readies,
-        /// Times a descriptor was muted because it fired again and again for nothing.
+        /// Times a descriptor was muted because it fired repeatedly without work.
         mutes,
         /// Times the epoll was built anew because of a descriptor closed before it was removed.
         rebuilds,
-        /// Pollers taken on since the start, and moved or taken away.
+        /// Pollers added since the start.
         attached,
-        /// See `attached`.
+        /// Pollers moved away or removed.
         detached,
         /// Idle sweeps followed by the next at once.
         spins,
         /// Idle sweeps followed by a pause of about a microsecond.
         pauses,
-        /// Idle sweeps followed by giving the CPU to others: each one with `shares_cpu`, some while
-        /// work is under way elsewhere.
+        /// Idle sweeps followed by yielding the CPU: each one with `shares_cpu`, some while work is
+        /// under way elsewhere.
         yields,
         /// Times it was asleep: the wait was entered.
         sleeps,
         /// Of these, those that only `force_sleep_every` asked for.
         sleeps_forced,
-        /// Sleeps called off by the last look after arming: work had come meanwhile.
+        /// Sleeps called off by the re-check after arming: work had come meanwhile.
         sleeps_refused,
         /// Wakes by a message (or a `Waker`).
         wakes_mailbox,
-        /// Wakes by a descriptor of a poller (or one of nobody).
+        /// Wakes by a descriptor of a poller (or one that is not registered).
         wakes_fd,
         /// Wakes by a deadline of a poller.
         wakes_deadline,
@@ -114,7 +114,7 @@ counters! {
 }
 
 counters! {
-    /// What one poller did since it was first added; it takes this along when it moves.
+    /// Counters of one poller since it was first added; they move with it.
     PollerCounters => PollerActivity {
         /// Polls that answered `Busy`.
         polls_busy,
@@ -139,24 +139,24 @@ pub struct PollerStats {
     pub id: u64,
     /// Its [`name`](crate::Poller::name) when it was added.
     pub name: String,
-    /// What its last poll answered.
+    /// State after its last poll.
     pub state: PollerState,
     /// Its counters.
     pub activity: PollerActivity,
 }
 
-/// What a poller is doing.
+/// State of a poller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PollerState {
     /// Its last poll was `Busy`, or its turn has yet to come.
     Busy,
     /// It is polled at each sweep, and waits.
     Waiting,
-    /// Its probe is looked at, and no more.
+    /// Only its probe is checked.
     Idle,
 }
 
-/// The part of a poller that others may read; it follows the poller.
+/// Statistics of a poller, for readers; they move with the poller.
 #[derive(Debug)]
 pub(crate) struct PollerBoard {
     pub(crate) id: u64,
@@ -194,8 +194,8 @@ impl PollerBoard {
 }
 
 impl CoreStats {
-    /// The share of the time since `earlier` (a snapshot of the same sidecore) in which it had
-    /// work, 0 to 1.
+    /// Returns the share of the time since `earlier` (a snapshot of the same sidecore) in which it
+    /// had work, 0 to 1.
     pub fn utilisation_since(&self, earlier: &CoreStats) -> f64 {
         let busy = self.busy_ns.wrapping_sub(earlier.busy_ns) as f64;
         let total = |stats: &CoreStats| {
@@ -215,19 +215,19 @@ impl CoreStats {
 pub struct Stats {
     /// The sidecore's name.
     pub name: String,
-    /// How it pauses on this CPU: `umwait`, `mwaitx` or `pause`.
+    /// Instruction for a pause on this CPU: `umwait`, `mwaitx` or `pause`.
     pub pause: &'static str,
     /// The sidecore as a whole.
     pub core: CoreStats,
-    /// Its pollers at present, in the order in which they came.
+    /// Its pollers at present, in the order in which they were added.
     pub pollers: Vec<PollerStats>,
     /// CPU time of its thread, user and kernel.
     pub cpu_time: Duration,
-    /// Why arming failed the last time it did.
+    /// Reason of the last failure to arm.
     pub last_arm_error: Option<String>,
 }
 
-/// Whether the thread still runs.
+/// State of the thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Life {
     Running,
@@ -238,14 +238,14 @@ pub(crate) enum Life {
 /// Not in a poller.
 pub(crate) const NO_POLLER: u64 = u64::MAX;
 
-/// What the monitor looks at. Written by the sidecore's thread.
+/// Heartbeat that the monitor samples. Written by the sidecore's thread.
 #[derive(Debug)]
 pub(crate) struct Pulse {
     /// Counts sweeps.
     pub(crate) beats: Counter,
     /// In the wait.
     pub(crate) is_asleep: AtomicBool,
-    /// The moment at which the wait ends by itself, in nanoseconds; `u64::MAX` for never.
+    /// Time at which the wait ends by itself, in nanoseconds; `u64::MAX` for never.
     pub(crate) sleeps_until: AtomicU64,
     /// The number of the poller being called.
     pub(crate) in_poller: AtomicU64,
@@ -265,14 +265,14 @@ impl Pulse {
     }
 }
 
-/// The part of a sidecore that others may read: written by its thread, in cache lines apart.
+/// Statistics of a sidecore, for readers: written by its thread, on separate cache lines.
 #[derive(Debug)]
 pub(crate) struct Board {
     pub(crate) name: String,
     pub(crate) pause: &'static str,
     pub(crate) pulse: CachePadded<Pulse>,
     pub(crate) core: CachePadded<CoreCounters>,
-    /// Locked when pollers come and go, and by readers.
+    /// Locked to add or remove pollers, and by readers.
     pollers: Mutex<Vec<Arc<PollerBoard>>>,
     clock: OnceLock<ThreadClock>,
     cpu_ns_at_end: AtomicU64,
@@ -300,19 +300,19 @@ impl Board {
         }
     }
 
-    /// The pollers here now.
+    /// Returns the pollers that are here now.
     pub(crate) fn pollers(&self) -> MutexGuard<'_, Vec<Arc<PollerBoard>>> {
         // Nothing panics under the lock.
         self.pollers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The thread has started: its clock.
+    /// Records that the thread has started, and its clock.
     pub(crate) fn begin(&self, clock: ThreadClock) {
         // Set once: one thread per board.
         let _ = self.clock.set(clock);
     }
 
-    /// The thread is about to end.
+    /// Records that the thread is about to end.
     pub(crate) fn end(&self, panicked: bool) {
         let cpu_ns = self.clock.get().and_then(|clock| clock.read().ok());
         self.cpu_ns_at_end
@@ -324,7 +324,7 @@ impl Board {
             .store(if panicked { 2 } else { 1 }, Ordering::Release);
     }
 
-    /// One wake, by cause.
+    /// Counts a wake, by cause.
     pub(crate) fn woken_by(&self, wake: Wake) {
         let core = &self.core.0;
         match wake {
@@ -342,12 +342,12 @@ impl Board {
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         *last = Some(reason);
-        // With the lock held, as a snapshot is taken: whoever sees a failure counted has its
+        // With the lock held, as in a snapshot: a reader that sees a failure counted also has its
         // reason.
         self.core.0.arm_failures.add(1);
     }
 
-    /// CPU time of the thread so far, or at its end.
+    /// Returns the CPU time of the thread so far, or at its end.
     pub(crate) fn cpu_time(&self) -> io::Result<Duration> {
         let Some(clock) = self.clock.get() else {
             return Ok(Duration::ZERO);

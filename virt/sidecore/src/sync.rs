@@ -1,5 +1,5 @@
-//! The one door to the atomics, channels and parking of the sleeping protocol, so that loom can
-//! replace them (`RUSTFLAGS="--cfg loom"`).
+//! Atomics, channels and parking of the sleeping protocol: all of them come from here, so that loom
+//! can replace them (`RUSTFLAGS="--cfg loom"`).
 //!
 //! Used by [`gate`](crate::gate), [`mailbox`](crate::mailbox), [`park`](crate::park) and
 //! [`reply`](crate::reply). Statistics and heartbeats take `std`'s atomics directly: they order

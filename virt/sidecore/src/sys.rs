@@ -34,7 +34,7 @@ impl EventFd {
     pub(crate) fn new() -> io::Result<Self> {
         // SAFETY: no pointers.
         let fd = check(unsafe { libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) })?;
-        // SAFETY: `fd` was returned just now as a new descriptor, which nobody else owns.
+        // SAFETY: `fd` was returned just now as a new descriptor, which no other value owns.
         Ok(EventFd(File::from(unsafe { OwnedFd::from_raw_fd(fd) })))
     }
 
@@ -64,7 +64,7 @@ impl EpollFd {
     pub(crate) fn new() -> io::Result<Self> {
         // SAFETY: no pointers.
         let fd = check(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
-        // SAFETY: `fd` was returned just now as a new descriptor, which nobody else owns.
+        // SAFETY: `fd` was returned just now as a new descriptor, which no other value owns.
         Ok(EpollFd(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
@@ -73,7 +73,7 @@ impl EpollFd {
         self.control(libc::EPOLL_CTL_ADD, fd, data)
     }
 
-    /// Changes what the events of `fd` carry.
+    /// Changes the data that the events of `fd` carry.
     pub(crate) fn change(&self, fd: RawFd, data: u64) -> io::Result<()> {
         self.control(libc::EPOLL_CTL_MOD, fd, data)
     }
@@ -92,9 +92,9 @@ impl EpollFd {
         Ok(())
     }
 
-    /// Waits until something is readable, for `timeout_ns` at most (`None`: for ever; 0: only
-    /// looks). How many of `events` have been filled. On kernels before 5.11 the time is rounded
-    /// down to milliseconds.
+    /// Waits until a descriptor is readable, for `timeout_ns` at most (`None`: without limit; 0:
+    /// does not wait). Returns the number of `events` that have been filled. On kernels before 5.11
+    /// the time is rounded down to milliseconds.
     pub(crate) fn wait(
         &self,
         events: &mut [libc::epoll_event],
@@ -132,7 +132,7 @@ impl EpollFd {
     }
 }
 
-/// Room for `N` events.
+/// Returns room for `N` events.
 pub(crate) fn no_events<const N: usize>() -> [libc::epoll_event; N] {
     [libc::epoll_event { events: 0, u64: 0 }; N]
 }
@@ -147,7 +147,7 @@ fn clock_ns(clock: libc::clockid_t) -> io::Result<u64> {
     Ok(now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64)
 }
 
-/// `CLOCK_MONOTONIC` in nanoseconds.
+/// Returns `CLOCK_MONOTONIC` in nanoseconds.
 pub(crate) fn monotonic_ns() -> u64 {
     clock_ns(libc::CLOCK_MONOTONIC).expect("every Linux kernel has CLOCK_MONOTONIC")
 }
@@ -169,7 +169,8 @@ impl ThreadClock {
         }
     }
 
-    /// CPU time used so far, user and kernel, in nanoseconds; an error once the thread has ended.
+    /// Returns the CPU time used so far, user and kernel, in nanoseconds; an error once the thread
+    /// has ended.
     pub(crate) fn read(self) -> io::Result<u64> {
         clock_ns(self.0)
     }

@@ -1,5 +1,5 @@
-//! Pollers between cores: what a core is told about them, and what travels along. What it does then
-//! is in [`migrate`](crate::migrate).
+//! Pollers between cores: the orders to a core about its pollers, and the state that moves with a
+//! poller. The core's side is in [`migrate`](crate::migrate).
 
 use std::{
     io,
@@ -16,7 +16,7 @@ use crate::{
     sys::EventFd,
 };
 
-/// Between two looks whether somebody who waits for a poller to leave is to give that up.
+/// Time between two checks whether a caller that waits for a poller to leave should stop waiting.
 const LOOK: Duration = Duration::from_millis(10);
 
 /// A poller on its way to a core.
@@ -26,12 +26,12 @@ pub(crate) struct InTransit<P: Poller> {
     pub(crate) board: Arc<PollerBoard>,
     /// Messages that the last core had not delivered.
     pub(crate) mail: Vec<P::Message>,
-    /// Cost units that it owes.
+    /// Debt of the poller, in cost units.
     pub(crate) debt: u64,
 }
 
 impl<P: Poller> InTransit<P> {
-    /// A new poller, for the core to which its route leads.
+    /// Creates a new poller, for the core to which its route leads.
     pub(crate) fn new(poller: P, route: Arc<Route<P::Message>>) -> Self {
         let board = Arc::new(PollerBoard::new(route.id, poller.name()));
         InTransit {
@@ -44,25 +44,25 @@ impl<P: Poller> InTransit<P> {
     }
 }
 
-/// What a core is told about pollers.
+/// Order to a core about a poller.
 pub(crate) enum Order<P: Poller> {
-    /// A new one: it is given back if it cannot be attached.
+    /// A new poller: it is returned if it cannot be attached.
     Add(InTransit<P>, mpsc::Sender<Result<(), io::Error>>),
-    /// One from another core: it is kept in any case.
+    /// A poller from another core: it is kept in any case.
     Receive(InTransit<P>),
     Leave(Leaving<P>),
-    /// The poller with this number is to stay after all, if it is still here.
+    /// The poller with this number stays after all, if it is still here.
     Stay(u64),
 }
 
-/// A poller that somebody wants elsewhere.
+/// A poller that is to leave, and its destination.
 pub(crate) struct Leaving<P: Poller> {
     pub(crate) id: u64,
     pub(crate) to: Destination<P>,
 }
 
 pub(crate) enum Destination<P: Poller> {
-    /// Another core; is told whether it went.
+    /// Another core. The sender reports whether the poller went there.
     Core(Port<P>, mpsc::Sender<bool>),
     /// Its owner. The sender is dropped if there is no such poller.
     Owner(mpsc::Sender<P>),
@@ -77,7 +77,7 @@ impl<P: Poller> Destination<P> {
     }
 }
 
-/// How to reach a core.
+/// Sending ends of a core: its mailbox and its orders.
 #[derive(Debug)]
 pub(crate) struct Port<P: Poller> {
     pub(crate) outbox: Outbox<P::Message, EventFd>,
@@ -94,7 +94,7 @@ impl<P: Poller> Clone for Port<P> {
 }
 
 impl<P: Poller> Port<P> {
-    /// Gives the order back when the core has ended.
+    /// Sends an order; returns it when the core has ended.
     pub(crate) fn order(&self, order: Order<P>) -> Result<(), Order<P>> {
         self.orders.send(order).map_err(|refused| refused.0)?;
         self.outbox.gate().published();
@@ -110,7 +110,7 @@ pub(crate) struct Asked<P: Poller, R> {
 }
 
 impl<P: Poller, R> Asked<P, R> {
-    /// Tells the core at `port` that the poller `id` is to leave. `None` if the core has ended.
+    /// Sends the core at `port` the order that the poller `id` leave. `None` if the core has ended.
     pub(crate) fn to_leave(
         port: &Port<P>,
         id: u64,
@@ -123,7 +123,7 @@ impl<P: Poller, R> Asked<P, R> {
         Some(Asked { port, id, answer })
     }
 
-    /// Waits until it has left, `limit` long, or until `give_up` says that it is to stay.
+    /// Waits until it has left, at most `limit`, or until `give_up` cancels the request.
     pub(crate) fn wait(self, limit: Duration, give_up: impl Fn() -> bool) -> Option<R> {
         let since = Instant::now();
         loop {
@@ -132,7 +132,7 @@ impl<P: Poller, R> Asked<P, R> {
                 Ok(result) => return Some(result),
                 Err(mpsc::RecvTimeoutError::Disconnected) => return None,
                 Err(mpsc::RecvTimeoutError::Timeout) if left.is_zero() || give_up() => {
-                    // It may go at this moment: the answer says so, or its channel ends.
+                    // It may leave at this moment: then the answer says so, or its channel ends.
                     self.port.order(Order::Stay(self.id)).ok()?;
                     return self.answer.recv().ok();
                 }

@@ -1,43 +1,46 @@
-//! A poller's turn: how much it may do, and what it has done.
+//! A poller's turn: its budget, and the work charged to it.
 //!
 //! Work is measured in **cost units: nanoseconds of the sidecore's time**, as estimated by the
 //! poller that does it (a clock reading per request would cost more than a small request). The
-//! scheduler (`drr.rs`) evens out costs, not visits. A turn that took longer than its poller said,
-//! while another had work, is charged the time, up to a millisecond; any other, what was said.
+//! scheduler (`drr.rs`) evens out costs, not visits. A turn that took longer than its poller
+//! charged, while another had work, is charged the time, up to a millisecond; any other turn is
+//! charged the poller's estimate.
 //!
-//! A turn ends early for a poller that has got work meanwhile and has done less than its share: a
-//! turn that lasts asks ([`Turn::others_wait`]), since only it knows where it may stop, and goes on
-//! behind that one.
+//! A turn ends early for a poller that has got work meanwhile and has done less than its share. A
+//! long turn asks for that ([`Turn::others_wait`]), since only the poller knows where it may stop,
+//! and continues after the other one.
 //!
-//! It is the time of the sidecore's thread: what the kernel and other threads do for a poller at
-//! the same time (image threads, io_uring's workers, the storage itself) is charged to nobody here.
-//! Rate limits are for that.
+//! Only time of the sidecore's thread is charged. What the kernel and other threads do for a poller
+//! at the same time (image threads, io_uring's workers, the storage itself) is charged to no
+//! poller; rate limits are for that.
 
 use std::{cell::Cell, fmt};
 
 use crate::{clock::Nanos, wakes::Wakes};
 
-/// What a small request costs, in cost units, for pollers that know no better.
+/// Cost of a small request, in cost units, for pollers without a better estimate.
 pub const REQUEST_COST: u64 = 200;
 
-/// The longest time that a turn is charged by the clock, in nanoseconds: the core's thread may have
-/// been off its CPU meanwhile, which is nobody's doing. Several times what a mebibyte takes.
+/// Longest time that a turn is charged by the clock, in nanoseconds: the core's thread may have
+/// been off its CPU meanwhile, for which no poller is charged. Several times the time that a
+/// mebibyte takes.
 const MOST_MEASURED: u64 = 1_000_000;
 
-/// A look that finds nothing is charged if it takes longer than this, in nanoseconds.
+/// Time in nanoseconds above which a poll that finds nothing is charged.
 const LONG_LOOK: u64 = 1_600;
 
-/// What moving `bytes` costs, in cost units, for pollers that know no better: 0.1 ns per byte.
+/// Returns the cost of moving `bytes`, in cost units, for pollers without a better estimate: 0.1 ns
+/// per byte.
 pub const fn bytes_cost(bytes: u64) -> u64 {
     bytes / 10
 }
 
-/// Probes of other pollers for which one ask is worth while: a twentieth of a microsecond.
+/// Probes of other pollers that are worth checking at each ask: a twentieth of a microsecond.
 const OTHERS_PER_ASK: usize = 32;
 
 /// The other pollers of the core, as a turn sees them.
 pub(crate) trait Others {
-    /// Whether one of them has got work and is to be served before the turn goes on.
+    /// Returns whether one of them has got work and is to be served before the turn goes on.
     fn wait(&self) -> bool;
 }
 
@@ -51,15 +54,16 @@ pub struct Turn<'a> {
     part: Option<usize>,
     wakes: &'a mut Wakes,
     others: Option<&'a dyn Others>,
-    /// Times that it may ask before it gets an answer, and how many are left.
+    /// Asks per answer less one, and asks left before the next answer.
     asks: (u32, Cell<u32>),
-    /// When it has taken the time of its budget, where another has had work since before it.
+    /// Time at which it has used up its budget by the clock, where another poller has had work
+    /// since before it.
     ends_at: Option<Nanos>,
     end: Cell<Option<End>>,
     is_drained: bool,
 }
 
-/// Why a turn is to end before its budget is spent.
+/// Reason for a turn to end before its budget is spent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
     /// Another poller has got work, and comes first.
@@ -82,8 +86,8 @@ impl fmt::Debug for Turn<'_> {
 }
 
 impl<'a> Turn<'a> {
-    /// A turn at `now` for `budget` cost units. The runtime makes them; so do tests that call a
-    /// poller by hand (with [`Wakes::by_hand`]).
+    /// Creates a turn at `now` for `budget` cost units. Called by the runtime, and by tests that
+    /// call a poller directly (with [`Wakes::by_hand`]).
     pub fn new(now: Nanos, budget: u64, wakes: &'a mut Wakes) -> Self {
         Turn {
             now,
@@ -100,15 +104,15 @@ impl<'a> Turn<'a> {
         }
     }
 
-    /// The same beside `count` other pollers, whose probes are looked at when the turn asks; if
-    /// they are many, less often.
+    /// Adds `count` other pollers, whose probes are checked when the turn asks, or less often if
+    /// they are many.
     pub(crate) fn beside(mut self, others: &'a dyn Others, count: usize) -> Self {
         self.others = Some(others);
         self.asks.0 = (count / OTHERS_PER_ASK) as u32;
         self
     }
 
-    /// A turn of part `at` of the poller, within this one: others wait for both.
+    /// Creates a turn of part `at` of the poller, within this one: others wait for both.
     pub(crate) fn part_turn(&mut self, at: usize, budget: u64) -> Turn<'_> {
         Turn {
             others: self.others,
@@ -118,27 +122,27 @@ impl<'a> Turn<'a> {
         }
     }
 
-    /// The same, measured from `start` on because others have had work since.
+    /// Measures the turn from `start` on, because others have had work since.
     pub(crate) fn measured_from(mut self, start: Nanos) -> Self {
         self.ends_at = Some(start.after(self.budget));
         self
     }
 
-    /// Of which part of the poller the readable descriptor is.
+    /// Sets the part of the poller to which the readable descriptor belongs.
     pub(crate) fn of_part(mut self, part: Option<usize>) -> Self {
         self.part = part;
         self
     }
 
-    /// The part whose descriptor is readable.
+    /// Returns the part whose descriptor is readable.
     pub(crate) fn part(&self) -> Option<usize> {
         self.part
     }
 
-    /// What a call of [`poll`](crate::Poller::poll) costs its poller: what it has said; or the time
-    /// that it `took`, where that was measured and is more. A look that finds nothing is part of a
-    /// sweep, unless it is a long one or others were interrupted for it; whoever works without
-    /// saying how much pays for a request.
+    /// Returns the charge for a call of [`poll`](crate::Poller::poll): the cost that the poller has
+    /// charged, or the time that it `took`, where that was measured and is more. A poll that finds
+    /// nothing is part of a sweep, unless it is a long one or others were interrupted for it. A
+    /// poller that works without charging anything pays for a request.
     pub(crate) fn cost(&self, is_busy: bool, took: Option<u64>, is_interruption: bool) -> u64 {
         let mut cost = self.spent;
         if let Some(took) = took.map(|took| took.min(MOST_MEASURED))
@@ -152,46 +156,47 @@ impl<'a> Turn<'a> {
         }
     }
 
-    /// Requests taken, as the idle policy counts them.
+    /// Returns the requests taken, as the idle policy counts them.
     pub(crate) fn counted_requests(&self, is_busy: bool) -> u64 {
         self.requests.max(is_busy.into())
     }
 
-    /// The start of this sweep; the same for all pollers.
+    /// Returns the start of this sweep; the same for all pollers.
     pub fn now(&self) -> Nanos {
         self.now
     }
 
-    /// Cost units left. It may be overdrawn by the last piece of work; the debt is deducted from
-    /// later turns.
+    /// Returns the cost units left. The last piece of work may overdraw them; the debt is deducted
+    /// from later turns.
     pub fn budget(&self) -> u64 {
         self.budget.saturating_sub(self.spent)
     }
 
-    /// Work for `cost` units was done, at least. Before or after the work, but in the same turn.
+    /// Charges `cost` units for work done, at least. Before or after the work, but in the same
+    /// turn.
     #[inline]
     pub fn charge(&mut self, cost: u64) {
         self.spent = self.spent.saturating_add(cost);
     }
 
-    /// Nothing is left: stop, and answer `Busy` if there is more to do.
+    /// Returns whether the budget is spent: then stop, and answer `Busy` if there is more to do.
     #[inline]
     pub fn is_spent(&self) -> bool {
         self.spent >= self.budget
     }
 
-    /// Whether there are others on the core that may come to wait: without any, a turn need not
-    /// [ask](Self::others_wait).
+    /// Returns whether there are other pollers on the core that may come to wait: without any, a
+    /// turn need not [ask](Self::others_wait).
     pub fn has_others(&self) -> bool {
         self.others.is_some()
     }
 
-    /// Whether another poller is to be served before this turn goes on: one that has got work
-    /// since; or one that has had work all the time, and the turn has taken the time of its budget,
-    /// whatever it has charged. To be asked every microsecond or so by a turn that lasts longer.
-    /// Once it is so it stays so: stop, and answer `Busy` if there is more to do. About a
-    /// nanosecond for each poller of the core that is idle, and a reading of the clock where others
-    /// have work.
+    /// Returns whether another poller is to be served before this turn goes on: one that has got
+    /// work since; or one that has had work all the time, once the turn has taken the time of its
+    /// budget, whatever it has charged. To be called every microsecond or so by a turn that lasts
+    /// longer. Once true it stays true: stop, and answer `Busy` if there is more to do. It costs
+    /// about a nanosecond for each poller of the core that is idle, and a reading of the clock
+    /// where others have work.
     pub fn others_wait(&self) -> bool {
         let (every, left) = &self.asks;
         if left.get() > 0 {
@@ -208,42 +213,42 @@ impl<'a> Turn<'a> {
         self.end.get().is_some()
     }
 
-    /// Why it was told to end, if it was.
+    /// Returns the reason for it to end early, if there is one.
     pub(crate) fn end(&self) -> Option<End> {
         self.end.get()
     }
 
-    /// For a turn that answers `Busy`: it has left nothing to do, as after one that answers `Idle`.
-    /// The next turn then comes when the probe fires, and not before that to find nothing.
+    /// Declares that nothing is left to do, as after a turn that answers `Idle`, although this one
+    /// answers `Busy`. The next turn then comes when the probe fires, and not before that to find
+    /// nothing.
     #[inline]
     pub fn drained(&mut self) {
         self.is_drained = true;
     }
 
-    /// Whether it said so.
+    /// Returns whether [`drained`](Self::drained) was called.
     pub(crate) fn is_drained(&self) -> bool {
         self.is_drained
     }
 
-    /// Charged so far.
+    /// Returns the cost charged so far.
     pub fn spent(&self) -> u64 {
         self.spent
     }
 
-    /// So many requests were taken from whoever waits for their answers. The idle policy weighs
-    /// what a sleep before them would have cost; of a turn that works and says nothing it counts
-    /// one.
+    /// Counts `requests` taken from senders that wait for the answers. The idle policy weighs the
+    /// cost of a sleep before them. A turn that works and reports none counts as one.
     #[inline]
     pub fn took(&mut self, requests: u64) {
         self.requests = self.requests.saturating_add(requests);
     }
 
-    /// Requests taken so far.
+    /// Returns the requests taken so far.
     pub fn requests(&self) -> u64 {
         self.requests
     }
 
-    /// The poller's descriptors.
+    /// Returns the poller's descriptors.
     pub fn wakes(&mut self) -> &mut Wakes {
         self.wakes
     }

@@ -1,10 +1,10 @@
-//! What a wake takes on this machine, tried out before a core begins.
+//! Measurement of a wake's latency and cost on this machine, made before a core begins.
 //!
 //! The priced policy weighs CPU time against the latency that a wake adds; that latency is 5 µs on
-//! one host and 50 µs on the next. It cannot be seen at work (nobody writes down when a guest
-//! kicked), so a new core falls asleep a few times while another thread writes down the time and
-//! notifies it, from another CPU, as a guest's kick does. Takes about 3 ms; only cores with that
-//! policy do it.
+//! one host and 50 µs on the next. It cannot be measured at work, where the time of a guest's kick
+//! is not recorded. So a new core falls asleep a few times, while another thread records the time
+//! and notifies it, from another CPU, as a guest's kick does. Takes about 3 ms; only cores with
+//! that policy do it.
 
 use std::{
     io,
@@ -21,9 +21,9 @@ use crate::{
 
 /// Sleeps tried; odd, so that there is a median.
 const ROUNDS: u32 = 9;
-/// From falling asleep to being woken: long enough to be asleep, as briefly as a busy core is.
+/// Time from falling asleep to being woken: long enough to be asleep, as briefly as a busy core is.
 const NAP: Duration = Duration::from_micros(150);
-/// After which either side gives up.
+/// Time after which either side gives up.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// One core and its waker.
@@ -31,9 +31,9 @@ const PATIENCE: Duration = Duration::from_secs(1);
 pub(crate) struct WakeCalibration {
     notifier: EventFd,
     epoll: EpollFd,
-    /// The round for which the core is about to sleep.
+    /// Round for which the core is about to sleep.
     asleep: AtomicU32,
-    /// When the waker notified it.
+    /// Time at which the waker notified it.
     notified_at: AtomicU64,
 }
 
@@ -49,8 +49,8 @@ impl WakeCalibration {
         })
     }
 
-    /// The core's part, on its thread: median latency of a wake and mean CPU time of a park, in
-    /// nanoseconds. `None` if nobody notified it.
+    /// Runs the core's part, on its thread: returns the median latency of a wake and the mean CPU
+    /// time of a park, in nanoseconds. `None` if a notification does not come in time.
     pub(crate) fn sleep(&self, clock: ThreadClock) -> Option<(u64, u64)> {
         let mut late = Vec::new();
         let before = clock.read().ok()?;
@@ -72,7 +72,7 @@ impl WakeCalibration {
         Some((late[late.len() / 2], cpu_ns))
     }
 
-    /// The waker's part, on another thread.
+    /// Runs the waker's part, on another thread.
     pub(crate) fn wake(&self) {
         for round in 1..=ROUNDS {
             let start = Instant::now();
@@ -82,8 +82,8 @@ impl WakeCalibration {
                 }
                 thread::yield_now();
             }
-            // The core is a few instructions from its sleep; this is what lets it get there, and
-            // what is measured does not depend on it.
+            // The core is a few instructions from its sleep. This time lets it get there; the
+            // measured latency does not depend on it.
             thread::sleep(NAP);
             self.notified_at.store(Nanos::now().0, Ordering::Release);
             self.notifier.notify();

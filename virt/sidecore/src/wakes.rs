@@ -1,20 +1,21 @@
 //! The descriptors that may wake a core: one persistent epoll, and each poller's part of it.
 //!
 //! Registering is done when something changes and not at each sleep, so that sleeping costs the
-//! same with 1 descriptor and with 1,000. Level-triggered: what nobody has emptied fires again.
+//! same with 1 descriptor and with 1,000. Level-triggered: a descriptor that has not been emptied
+//! fires again.
 //!
-//! Three traps, and what is done about them:
+//! Three problems, and their solutions:
 //! - A descriptor that another process shares (a kick eventfd, a socket passed on) is **not**
 //!   removed from an epoll by closing it: the file lives on, and its events with it, under a number
-//!   that means nothing any more or something else. Descriptors are therefore removed before they
-//!   are closed; if one was not, its events belong to nobody, cannot be removed, and the epoll is
-//!   built anew.
+//!   that names no file any more, or another one. Descriptors are therefore removed before they are
+//!   closed. If one was not, its events belong to no registered descriptor and cannot be removed,
+//!   and the epoll is built anew.
 //! - A descriptor that is always readable (a storm of kicks, a poller that does not empty it) would
-//!   keep the core awake for ever. After [`STRIKES`] times in a row for nothing it is **muted**:
-//!   taken out of the epoll until a deadline, 1 ms away at first and twice as far each time, up to
-//!   16 ms. A real kick is then late by as much; only its own queue waits.
-//! - An event may be for a poller that has gone meanwhile, or for a descriptor registered after the
-//!   event was taken: the worst is a `ready` for nothing.
+//!   keep the core awake for ever. After it has fired [`STRIKES`] times in a row without work it is
+//!   **muted**: taken out of the epoll until a deadline, 1 ms away at first and twice as far each
+//!   time, up to 16 ms. A real kick is then late by as much; only its own queue waits.
+//! - An event may be for a poller that has been removed meanwhile, or for a descriptor registered
+//!   after the event was taken: the worst consequence is a `ready` without work.
 //!
 //! Touched by the core's thread only.
 
@@ -22,13 +23,13 @@ use std::{io, os::fd::RawFd};
 
 use crate::{clock::Nanos, sync::Arc, sys::EpollFd};
 
-/// Times in a row that a poller may become ready for nothing.
+/// Times in a row that a poller may become ready without work.
 const STRIKES: u32 = 8;
-/// The first and the longest time of being muted, in nanoseconds.
+/// Times for which a descriptor is muted, in nanoseconds: the first, and the longest.
 const MUTE_FIRST_NS: u64 = 1_000_000;
 const MUTE_LAST_NS: u64 = 16_000_000;
 
-/// What the notifier's events carry: no poller has this number.
+/// Data of the notifier's events: no poller has this number.
 pub(crate) const NOTIFIER: u64 = u64::MAX;
 
 /// One registered descriptor.
@@ -36,7 +37,7 @@ pub(crate) const NOTIFIER: u64 = u64::MAX;
 struct Entry {
     fd: RawFd,
     token: u32,
-    /// Not in the epoll until then.
+    /// It is not in the epoll until this time.
     muted_until: Option<Nanos>,
 }
 
@@ -50,14 +51,14 @@ pub struct Wakes {
     list: Vec<Entry>,
     strikes: u32,
     mute_ns: u64,
-    /// How many are muted.
+    /// Number of muted descriptors.
     muted: usize,
-    /// Those of the pollers that this one is made of ([`Group`](crate::Group)), which have none of
-    /// their own.
+    /// Descriptors of the pollers that this one is made of ([`Group`](crate::Group)); their own
+    /// `parts` are empty.
     parts: Vec<Wakes>,
 }
 
-/// Who is to be told of a readable descriptor, and how.
+/// Receiver of the notification of a readable descriptor, and its token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Source {
     /// The part of the poller that has registered it; `None`: the poller itself.
@@ -66,8 +67,8 @@ pub(crate) struct Source {
 }
 
 impl Wakes {
-    /// A list that no core waits on: for tests that call a poller by hand. Nothing is checked about
-    /// its descriptors.
+    /// Returns a list that no core waits on: for tests that call a poller directly. Its descriptors
+    /// are not checked.
     pub fn by_hand() -> Wakes {
         Wakes::default()
     }
@@ -84,7 +85,7 @@ impl Wakes {
             if entry.muted_until.is_some() {
                 return Ok(());
             }
-            // It may have been closed, and its number be that of another file now.
+            // It may have been closed, and its number may be that of another file now.
             let data = data(self.slot, fd);
             let Some(epoll) = &self.epoll else {
                 return Ok(());
@@ -105,8 +106,8 @@ impl Wakes {
         Ok(())
     }
 
-    /// Removes `fd`, **before** it is closed: see the trap at the head of this module. Nothing
-    /// happens if it is not registered.
+    /// Removes `fd`, **before** it is closed: see the first problem at the head of this module.
+    /// Does nothing if it is not registered.
     pub fn remove(&mut self, fd: RawFd) {
         if let Some(at) = self.list.iter().position(|entry| entry.fd == fd) {
             let entry = self.list.swap_remove(at);
@@ -115,7 +116,8 @@ impl Wakes {
         }
     }
 
-    /// Makes `wanted` (descriptor, token) the whole list. System calls for the differences only.
+    /// Replaces the whole list by `wanted` (descriptor, token). System calls for the differences
+    /// only.
     ///
     /// # Errors
     /// As for [`add`](Self::add); those before the refused one are registered.
@@ -133,7 +135,7 @@ impl Wakes {
         Ok(())
     }
 
-    /// Removes all, those of parts included.
+    /// Removes all descriptors, those of parts included.
     pub fn clear(&mut self) {
         while let Some(entry) = self.list.pop() {
             self.disconnect(entry.fd);
@@ -142,7 +144,7 @@ impl Wakes {
         self.parts.iter_mut().for_each(Wakes::clear);
     }
 
-    /// The descriptors registered, muted ones and those of parts included.
+    /// Returns the descriptors registered, muted ones and those of parts included.
     pub fn fds(&self) -> impl Iterator<Item = RawFd> + '_ {
         let parts = self.parts.iter().flat_map(|part| &part.list);
         self.list.iter().chain(parts).map(|entry| entry.fd)
@@ -150,8 +152,8 @@ impl Wakes {
 
     // -- a group -------------------------------------------------------------------------------
 
-    /// The list of part `at` of this poller: its tokens are its own, and what is muted of it is
-    /// muted for it alone.
+    /// Returns the list of part `at` of this poller: its tokens are its own, and its descriptors
+    /// are muted for it alone.
     pub(crate) fn part(&mut self, at: usize) -> &mut Wakes {
         while self.parts.len() <= at {
             let part = Wakes {
@@ -170,8 +172,8 @@ impl Wakes {
         };
         let data = data(self.slot, fd);
         match epoll.add(fd, data) {
-            // Removed from the list as another file of the same number, which cannot be: or this
-            // one twice. It is there.
+            // A file of the same number cannot have been left in the epoll, so this descriptor has
+            // been added twice. It is registered.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => epoll.change(fd, data),
             added => added,
         }
@@ -187,7 +189,7 @@ impl Wakes {
 
     // -- the core ------------------------------------------------------------------------------
 
-    /// For a poller in slot `slot` of the core whose epoll this is.
+    /// Creates the list of a poller in slot `slot` of the core whose epoll this is.
     pub(crate) fn attached_to(epoll: &Arc<EpollFd>, slot: u32) -> Wakes {
         Wakes {
             epoll: Some(Arc::clone(epoll)),
@@ -196,7 +198,7 @@ impl Wakes {
         }
     }
 
-    /// Who has registered `fd`, if it is registered and not muted.
+    /// Returns the part and token of `fd`, if it is registered and not muted.
     pub(crate) fn source(&self, fd: RawFd) -> Option<Source> {
         let of = |part, list: &[Entry]| {
             let is_it = |entry: &&Entry| entry.fd == fd && entry.muted_until.is_none();
@@ -211,7 +213,7 @@ impl Wakes {
         })
     }
 
-    /// The list of a poller, or of its part.
+    /// Returns the list of a poller, or of its part.
     pub(crate) fn of(&mut self, part: Option<usize>) -> &mut Wakes {
         match part {
             Some(at) => self.part(at),
@@ -219,7 +221,8 @@ impl Wakes {
         }
     }
 
-    /// `fd` has fired. True when that has been for nothing so often that it is muted now.
+    /// Counts that `fd` has fired without work. Returns true when that was so often that it is
+    /// muted now.
     pub(crate) fn strike(&mut self, fd: RawFd, now: Nanos) -> bool {
         self.strikes += 1;
         if self.strikes <= STRIKES {
@@ -236,12 +239,12 @@ impl Wakes {
         true
     }
 
-    /// It was not for nothing.
+    /// Resets the count: `fd` has fired with work.
     pub(crate) fn forgive(&mut self) {
         (self.strikes, self.mute_ns) = (0, 0);
     }
 
-    /// When a muted descriptor is to be looked at again.
+    /// Returns the earliest time at which a muted descriptor is to be registered again.
     pub(crate) fn muted_until(&self) -> Option<Nanos> {
         let parts = self.parts.iter().filter_map(Wakes::muted_until).min();
         if self.muted == 0 {
@@ -251,21 +254,21 @@ impl Wakes {
         own.chain(parts).min()
     }
 
-    /// Puts those back whose time has come.
+    /// Registers the muted descriptors again whose time has come.
     pub(crate) fn unmute(&mut self, now: Nanos) {
         for at in 0..self.list.len() {
             let entry = self.list[at];
             if entry.muted_until.is_some_and(|until| until <= now) {
                 self.list[at].muted_until = None;
                 self.muted -= 1;
-                // One that is refused has been closed, and fires for nobody.
+                // A refused descriptor has been closed, and fires no more.
                 let _ = self.connect(entry.fd);
             }
         }
         self.parts.iter_mut().for_each(|part| part.unmute(now));
     }
 
-    /// Moves all to another epoll.
+    /// Moves all descriptors to another epoll.
     pub(crate) fn reconnect(&mut self, epoll: &Arc<EpollFd>) {
         self.epoll = Some(Arc::clone(epoll));
         for entry in &self.list {
@@ -281,7 +284,7 @@ fn data(slot: u32, fd: RawFd) -> u64 {
     u64::from(slot) << 32 | u64::from(fd as u32)
 }
 
-/// The slot and the descriptor that an event carries.
+/// Returns the slot and the descriptor that an event carries.
 pub(crate) fn source(data: u64) -> (usize, RawFd) {
     ((data >> 32) as usize, data as u32 as RawFd)
 }

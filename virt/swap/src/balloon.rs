@@ -1,28 +1,29 @@
-//! A balloon over memory of which pages may be elsewhere: what the guest does without leaves memory
-//! and store through the pager.
+//! Balloon over memory of which pages may be absent: the memory and the slots of pages that the
+//! guest discards are freed through the pager.
 
 use guest_mem::{Gpa, PAGE_SIZE, Ticket};
 use vio::balloon::{BalloonIo, PageRange};
 
 use crate::ram::SwappedRam;
 
-/// Tells the pager what the guest does without. Thread: the owner's, as of all back ends.
+/// Balloon back end that reports discarded pages to the pager. Thread: the owner's, as of all back
+/// ends.
 ///
-/// Of each queue the pages that it was asked about last are remembered until it asks about them
-/// again and the pager has seen to them: that a queue asks says nothing, since it may have waited
-/// for a page of its ring. If a guest changes its buffer meanwhile it is asked about others, and
-/// what was dropped is dropped.
+/// For each queue, the pages of its last call are remembered until it calls with them again and the
+/// pager has answered. A repeated call alone does not mean that the pager has answered, since the
+/// queue may have waited for a page of its ring. If a guest changes its buffer meanwhile, the call
+/// is for other pages; dropped pages stay dropped.
 pub struct SwappedBalloon {
     ram: SwappedRam,
     inflated: Offer,
     reported: Offer,
 }
 
-/// The last of a queue that it has not been told of.
+/// Last discard of a queue that has not been answered, and its ticket.
 type Offer = Option<(Vec<PageRange>, Ticket)>;
 
 impl SwappedBalloon {
-    /// Of this memory.
+    /// Creates a balloon over this memory.
     pub fn new(ram: SwappedRam) -> Self {
         Self {
             ram,
@@ -32,7 +33,8 @@ impl SwappedBalloon {
     }
 }
 
-/// Offers `pages`, unless they are those that were, and have been seen to.
+/// Reports `pages` as discarded, unless they are those of the last call, and the pager has
+/// answered.
 fn offer(ram: &SwappedRam, last: &mut Offer, pages: &[PageRange]) -> Result<(), Ticket> {
     if let Some((before, ticket)) = last
         && before == pages
@@ -57,7 +59,7 @@ impl BalloonIo for SwappedBalloon {
         offer(&self.ram, &mut self.inflated, pages)
     }
 
-    /// They come back by being reached.
+    /// Does nothing: deflated pages come back when they are accessed.
     fn deflated(&mut self, _pages: &[PageRange]) {}
 
     fn reported(&mut self, pages: &[PageRange]) -> Result<(), Ticket> {
@@ -78,7 +80,7 @@ mod tests {
     use crate::book;
 
     #[test]
-    fn what_is_asked_again_has_been_seen_to() {
+    fn repeated_discard_returns_once_the_pager_has_answered() {
         let regions = [(Gpa::new(0), 16 * PAGE_SIZE)];
         let ram = GuestRam::with_pages(&regions, HugePages::Never).expect("memory");
         let ram = SwappedRam::new(ram);
@@ -89,7 +91,7 @@ mod tests {
         };
         let (one, two) = ([range(1, 2)], [range(1, 1), range(5, 1)]);
         assert_eq!(balloon.inflated(&one), Err(Ticket(1)));
-        // The other queue's are its own.
+        // The other queue's discards are its own.
         assert_eq!(balloon.reported(&one), Err(Ticket(2)));
         // A queue that asks again may have waited for something else.
         assert_eq!(balloon.inflated(&one), Err(Ticket(1)));
@@ -98,7 +100,7 @@ mod tests {
         assert_eq!(balloon.reported(&one), Err(Ticket(2)));
         ram.answer(book::Ticket(2));
         assert_eq!(balloon.reported(&one), Ok(()));
-        // They may be given up once more.
+        // They may be discarded once more.
         assert_eq!(balloon.inflated(&one), Err(Ticket(3)));
         // The guest has changed its buffer.
         assert_eq!(balloon.inflated(&two), Err(Ticket(4)));

@@ -1,9 +1,9 @@
-//! Commands of one kind that follow each other, done with one system call for each run of pages
-//! that lie side by side.
+//! Commands of one kind that follow each other, carried out with one system call for each run of
+//! adjacent pages.
 //!
-//! Each call that takes pages away from the guest interrupts all cores that run it: of 32 pages
-//! together that is a twelfth of what it is one by one (14.7 to 1.27 µs a page; Linux 6.18, two
-//! processors). Pages that are examined have their marks read together.
+//! Each call that unmaps pages interrupts all cores that run the guest: for 32 pages together that
+//! costs a twelfth of what it costs one by one (14.7 to 1.27 µs a page; Linux 6.18, two
+//! processors). The uffd-wp bits of pages that are examined are read together.
 
 use std::io;
 
@@ -11,12 +11,12 @@ use crate::book::{Book, Command, Page, Protection};
 use crate::frames::{Buffer, Frames};
 use crate::ram::SwappedRam;
 
-/// What is done together.
+/// Commands to carry out together.
 #[derive(Default)]
 pub(crate) struct Batch {
     kind: Option<Kind>,
     pages: Vec<Page>,
-    /// Pages of zeroes that devices may reach once they hold them.
+    /// Pages of zeroes that are shown to devices once they hold zeroes.
     shown_then: Vec<Page>,
     buffer: Buffer,
 }
@@ -32,7 +32,8 @@ enum Kind {
 }
 
 impl Batch {
-    /// Takes the command to be done with the others, if it goes with them, or there are none.
+    /// Adds the command to the batch, if it is of the batch's kind, or the batch is empty. Returns
+    /// whether it did.
     pub fn takes(&mut self, command: &Command) -> bool {
         match *command {
             Command::Unmap(page) => self.takes_as(Kind::Unmap, page),
@@ -43,13 +44,13 @@ impl Batch {
         }
     }
 
-    /// Takes a page that is to hold zeroes and to be mapped writable.
+    /// Adds a page that is to hold zeroes and to be mapped writable.
     pub fn takes_zeroes(&mut self, page: Page) -> bool {
         self.takes_as(Kind::ZeroAndMap, page)
     }
 
-    /// Has devices reach the page once what is put together has been done, if that decides what it
-    /// holds; whether it does.
+    /// Shows the page to devices once the batch has been carried out, if the batch determines the
+    /// page's content; returns whether it does.
     pub fn shows_then(&mut self, page: Page) -> bool {
         let decides = self.kind == Some(Kind::ZeroAndMap);
         if decides {
@@ -67,7 +68,7 @@ impl Batch {
         true
     }
 
-    /// Does them, and tells the book what has been found.
+    /// Carries the batch out, and reports examined pages to the book.
     ///
     /// # Errors
     /// The kernel's; some may have been done.
@@ -96,8 +97,8 @@ impl Batch {
         Ok(())
     }
 
-    /// Does none of them: nobody is to see what pages hold any more. Devices reach them all the
-    /// same.
+    /// Drops the batch: no vCPU accesses the pages' content any more. Devices are shown the pages
+    /// all the same.
     pub fn give_up(&mut self, ram: &SwappedRam) {
         self.kind = None;
         self.pages.clear();
@@ -118,7 +119,7 @@ mod tests {
 
     use super::*;
 
-    /// What a device stores before that would be zeroed.
+    /// A store of a device before that would be zeroed.
     #[test]
     fn devices_reach_a_page_of_zeroes_when_it_is_one() {
         let ram = GuestRam::with_pages(&[(Gpa::new(0), 2 << 20)], HugePages::Never);
@@ -142,10 +143,10 @@ mod tests {
         }
         batch.finish(&frames, &mut book, &ram).expect("zeroes");
         assert!(is_reached(Page(4)) && is_reached(Page(5)));
-        // What holds something already waits for nothing.
+        // A page that has content already is shown at once.
         assert!(batch.takes(&Command::Map(Page(4), Protection::Writable)));
         assert!(!batch.shows_then(Page(4)));
-        // Nor does what nobody is to see.
+        // So is a page of a dropped batch.
         assert!(!batch.takes_zeroes(Page(6)));
         batch
             .finish(&frames, &mut book, &ram)

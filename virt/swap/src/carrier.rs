@@ -1,5 +1,5 @@
-//! What the pager reads and writes: the store and the disks' images, a request for each run of
-//! pages that lie side by side.
+//! Page I/O: the pager's reads and writes of the store and the disks' images, a request for each
+//! run of adjacent pages.
 
 use std::collections::{HashMap, VecDeque};
 use std::mem;
@@ -12,17 +12,17 @@ use crate::book::{BATCH, Errno, Page, Place, Slot};
 use crate::ram::SwappedRam;
 use crate::report::Traffic;
 
-/// Pages of one request.
+/// Most pages of one request.
 const RUN: usize = BATCH;
 
-/// What becomes of a page.
+/// Operation on a page, or on free slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PageOp {
-    /// Its content is read.
+    /// Read its content.
     Fetch(Page, Place),
-    /// It is written to its slot.
+    /// Write it to its slot.
     Save(Page, Slot),
-    /// So many slots from this one on hold nothing: no page's.
+    /// Discard so many free slots from this one on.
     Trim(Slot, u32),
 }
 
@@ -34,7 +34,7 @@ impl PageOp {
         }
     }
 
-    /// What is asked for it, and which block there.
+    /// Returns the target of the operation, and the block there.
     fn target(self) -> (Target, u32) {
         match self {
             Self::Save(_, slot) => (Target::StoreWrite, slot.0),
@@ -46,30 +46,30 @@ impl PageOp {
     }
 }
 
-/// Who is asked for what.
+/// File and direction of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Target {
     StoreRead,
     StoreWrite,
-    /// So many slots. None goes with another: there is one at a time.
+    /// So many slots. A trim is not joined with another: there is one at a time.
     StoreTrim(u32),
     Image(u8),
 }
 
-/// A run of pages, ascending in the file.
+/// Run of pages, ascending in the file.
 struct Run {
     target: Target,
-    /// First block.
+    /// First block of the file.
     first: u32,
     ops: Vec<PageOp>,
 }
 
-/// A file that pages are in.
+/// A file that has pages' content.
 struct Backing {
     io: Box<dyn BlockIo>,
     free: Vec<u32>,
     running: HashMap<u32, Run>,
-    /// Runs for which there was no slot.
+    /// Runs for which there was no free request slot.
     queued: VecDeque<Run>,
 }
 
@@ -123,18 +123,18 @@ impl Backing {
     }
 }
 
-/// The files. All calls come from the pager's thread.
+/// Store and images. All calls come from the pager's thread.
 pub(crate) struct Carrier {
     store: Backing,
     images: Vec<Backing>,
-    /// What is to be done next, not sorted yet.
+    /// Operations to start next, not sorted yet.
     waiting: Vec<PageOp>,
     completions: Vec<Completion>,
     traffic: Traffic,
 }
 
 impl Carrier {
-    /// Over the store and the images of the disks, by their numbers.
+    /// Creates it for the store and the images of the disks, by their numbers.
     pub fn new(store: Box<dyn BlockIo>, images: Vec<Box<dyn BlockIo>>, keep: &KeepAlive) -> Self {
         let images = images.into_iter();
         Self {
@@ -150,18 +150,18 @@ impl Carrier {
         self.traffic
     }
 
-    /// To be done at the next [`start`](Self::start).
+    /// Adds an operation for the next [`start`](Self::start).
     pub fn push(&mut self, op: PageOp) {
         self.waiting.push(op);
     }
 
-    /// Whether anything is under way.
+    /// Returns whether an operation is waiting or under way.
     pub fn is_busy(&self) -> bool {
         let is_busy = |backing: &Backing| !backing.running.is_empty();
         !self.waiting.is_empty() || is_busy(&self.store) || self.images.iter().any(is_busy)
     }
 
-    /// Starts what waits: what lies side by side together.
+    /// Starts the waiting operations; adjacent ones are joined.
     pub fn start(&mut self, ram: &SwappedRam) {
         if self.waiting.is_empty() {
             return;
@@ -214,7 +214,7 @@ impl Carrier {
         }
     }
 
-    /// What has ended, with whether it did what was asked.
+    /// Returns the operations that have ended, each with its result.
     pub fn poll(&mut self, ram: &SwappedRam) -> Vec<(PageOp, Result<(), Errno>)> {
         let mut ended = Vec::new();
         let mut completions = mem::take(&mut self.completions);
@@ -226,9 +226,10 @@ impl Carrier {
             for completion in completions.drain(..) {
                 let outcome = match completion.outcome {
                     Outcome::Done => Ok(()),
-                    // What the host lacks pauses the guest, as an error does, and is tried again.
+                    // A resource that the host lacks pauses the guest, as an error does, and the
+                    // operation is retried.
                     Outcome::Failed(errno) | Outcome::NotBegun(errno) => Err(Errno(errno)),
-                    // It goes on.
+                    // The request continues.
                     Outcome::NotCancellable => continue,
                 };
                 if let Some(run) = backing.running.remove(&completion.slot) {
@@ -245,12 +246,12 @@ impl Carrier {
         ended
     }
 
-    /// Asks to be woken by [`wake_fds`](Self::wake_fds).
+    /// Enables wake-ups by [`wake_fds`](Self::wake_fds).
     pub fn arm(&mut self) {
         self.backings().for_each(|backing| backing.io.arm());
     }
 
-    /// After [`arm`](Self::arm): whether something has ended.
+    /// Returns whether an operation has ended, after [`arm`](Self::arm).
     pub fn has_ended(&mut self) -> bool {
         let mut busy = self
             .backings()
@@ -258,12 +259,12 @@ impl Carrier {
         busy.any(|backing| backing.io.has_completions())
     }
 
-    /// Takes [`arm`](Self::arm) back.
+    /// Reverts [`arm`](Self::arm).
     pub fn disarm(&mut self) {
         self.backings().for_each(|backing| backing.io.disarm());
     }
 
-    /// Appends descriptors that become readable, once armed, when something has ended.
+    /// Appends the descriptors that become readable, once armed, when an operation has ended.
     pub fn wake_fds(&self, fds: &mut Vec<RawFd>) {
         let all = std::iter::once(&self.store).chain(&self.images);
         all.for_each(|backing| backing.io.wake_fds(fds));

@@ -1,18 +1,18 @@
-//! The Swap Mapper's ear: a back end that reports what the disk below it reads and writes.
+//! The Swap Mapper's disk: a back end that reports the reads and writes of the disk below it.
 //!
-//! While disks report, a request goes down in three steps: the pager is told, it has brought in
-//! what depends on the old content of the blocks and has write-protected the request's pages, and
-//! only then the disk below is asked. When that has ended the pager is told again, before the guest
-//! can know. The paper's *Data Consistency* needs no more, and no flag of a page: nothing that the
-//! guest is told of is reordered, and a flush goes straight down, since what waits has not been
-//! answered.
+//! While disks report, a request is submitted in three steps: the pager receives a report; it reads
+//! the pages that depend on the blocks' old content, and write-protects the request's pages; and
+//! only then the request goes to the disk below. When it has ended, the pager receives another
+//! report, before the guest can observe the end. The paper's *Data Consistency* needs no more, and
+//! no flag of a page: completions are not reordered for the guest, and a flush is submitted at
+//! once, since a request that waits has not been answered.
 //!
 //! Whole 4 KiB blocks whose memory is whole pages are mapped, whatever the logical block size. A
-//! request of which any part is not so maps nothing. While memory is plentiful and no page stands
-//! for a block a request passes at the price of one load.
+//! request with any other part maps nothing. While memory is plentiful and no block backs a page, a
+//! request passes at the cost of one load.
 //!
-//! Thread: the owner's, as of all back ends. The pager reaches the gate alone, where it says which
-//! requests may go down.
+//! Thread: the owner's, as of all back ends. The pager accesses only the gate, in which it puts the
+//! requests that may be submitted.
 
 use std::collections::{HashMap, HashSet};
 use std::mem;
@@ -28,12 +28,12 @@ use crate::book::{Block, Op, Page, Span};
 use crate::link::{Gate, Kind, Reports};
 use crate::ram::SwappedRam;
 
-/// A request that the pager has been told of.
+/// A request that has been reported to the pager.
 #[derive(Debug)]
 struct Reported {
     op: Op,
     kind: Kind,
-    /// What is to go down, until it does.
+    /// Request to submit, until the pager opens the gate.
     waits: Option<(blk::Op, Vec<Piece>)>,
 }
 
@@ -45,22 +45,22 @@ pub struct MappedDisk {
     gate: Arc<Gate>,
     /// Requests that the pager knows of, by their slots.
     reported: HashMap<u32, Reported>,
-    /// The slots of those that wait.
+    /// Slots of the requests that wait.
     waiting: HashMap<Op, u32>,
-    /// Slots below of which it has not been told: while any disk has one, nothing new is mapped,
-    /// since nobody can say what meets.
+    /// Slots of requests below that have not been reported: while any disk has one, no block comes
+    /// to back a page, since the requests may overlap.
     unreported: HashSet<u32>,
-    /// Cancelled before they went down.
+    /// Completions of requests that were cancelled before they were submitted.
     early: Vec<Completion>,
     opened: Vec<Op>,
 }
 
 impl MappedDisk {
-    /// `below`, as disk number `number` of `ram`'s machine. It has to move data straight between
-    /// the file and guest memory ([`Transfer::Direct`]).
+    /// Wraps `below` as disk number `number` of `ram`'s machine. It has to move data directly
+    /// between the file and guest memory ([`Transfer::Direct`]).
     ///
     /// # Panics
-    /// If it does not: a builder's error.
+    /// If it does not: an error of the builder.
     pub fn new(below: Box<dyn BlockIo>, ram: SwappedRam, number: u8) -> Self {
         assert_eq!(below.transfer(), Transfer::Direct, "pages are to be mapped");
         Self {
@@ -76,7 +76,7 @@ impl MappedDisk {
         }
     }
 
-    /// What a request moves, if it is a matter of blocks and pages.
+    /// Returns the blocks and pages of a request, and its direction; `None` if it has none.
     fn span(&self, op: blk::Op, pieces: &[Piece]) -> Option<(Kind, Span)> {
         let (kind, offset, len) = match op {
             blk::Op::Read { offset, len } => (Kind::Read, offset, u64::from(len)),
@@ -96,15 +96,15 @@ impl MappedDisk {
             && pieces.iter().all(is_aligned);
         let first = offset / PAGE_SIZE;
         let last = (offset + (len - 1)) / PAGE_SIZE;
-        // Blocks have 32 bits: what lies beyond 16 TiB is not mapped. The last number stands for
-        // all of that, and what meets there is taken for the same.
+        // Blocks have 32 bits: those beyond 16 TiB are not mapped. The last number represents all
+        // of them, so requests there are taken to overlap.
         let block = |number: u64| u32::try_from(number).unwrap_or(u32::MAX);
         let is_numbered = last < u64::from(u32::MAX);
         let mut pages: Vec<Page> = Vec::new();
-        // A write of parts takes nothing of its pages.
+        // A write of parts does not transfer its pages as a whole.
         if moves_pages || kind == Kind::Read {
             for piece in pieces {
-                // Two pieces of parts may lie in one page, which is then here twice.
+                // Two pieces of parts may lie in one page, which is then listed twice.
                 pages.extend(self.ram.pages_of(piece.hva, u64::from(piece.len)));
             }
         }
@@ -144,7 +144,7 @@ impl MappedDisk {
         true
     }
 
-    /// Lets down what may go.
+    /// Submits the requests that may be submitted.
     fn pass_opened(&mut self) {
         if !self.gate.is_open() {
             return;
@@ -152,7 +152,7 @@ impl MappedDisk {
         let mut opened = mem::take(&mut self.opened);
         self.gate.take(&mut opened);
         for op in opened.drain(..) {
-            // One that was cancelled is not known any more.
+            // A request that was cancelled is not known any more.
             if let Some(slot) = self.waiting.remove(&op)
                 && let Some(reported) = self.reported.get_mut(&slot)
                 && let Some((op, pieces)) = reported.waits.take()
@@ -169,7 +169,7 @@ impl BlockIo for MappedDisk {
 
     fn run_now(&mut self, op: blk::Op, pieces: &[Piece]) -> Option<Outcome> {
         match self.ram.reports() {
-            // Over before the next one begins.
+            // It ends before the next one begins.
             Reports::Off => self.below.run_now(op, pieces),
             Reports::Draining | Reports::On if op == blk::Op::Flush => {
                 self.below.run_now(op, pieces)
@@ -201,7 +201,7 @@ impl BlockIo for MappedDisk {
             let is_good = match completion.outcome {
                 Outcome::Done => true,
                 Outcome::Failed(_) | Outcome::NotBegun(_) => false,
-                // It goes on.
+                // The request continues.
                 Outcome::NotCancellable => continue,
             };
             match self.reported.remove(&completion.slot) {
@@ -240,7 +240,7 @@ impl BlockIo for MappedDisk {
     }
 
     fn wake_fds(&self, fds: &mut Vec<RawFd>) {
-        // Who opens the gate wakes the owner by its mailbox.
+        // The pager, which opens the gate, wakes the owner by its mailbox.
         self.below.wake_fds(fds);
     }
 }

@@ -1,7 +1,7 @@
-//! The memory itself: a memory file, and what a guest has mapped of it.
+//! Guest memory: a memory file, and the guest's mappings of it.
 //!
-//! The pager reaches a page through the file, never through a mapping: nothing that it does can
-//! wait for itself.
+//! The pager accesses a page through the file, never through a mapping, so that no access of its
+//! own waits for a fault that it has to serve.
 
 use std::io;
 use std::ops::{Deref, DerefMut, Range};
@@ -16,7 +16,7 @@ use crate::book::{Page, Protection, Seen};
 /// Bytes of a page, of a block and of a slot.
 pub const PAGE: usize = 4096;
 
-/// What a page holds, where devices may read and write it past the page cache.
+/// Content of a page, aligned for I/O of devices past the page cache.
 #[derive(Clone, PartialEq, Eq)]
 #[repr(C, align(4096))]
 pub struct Content([u8; PAGE]);
@@ -47,23 +47,23 @@ impl DerefMut for Content {
     }
 }
 
-/// The check sum that a page has to have when it comes back.
+/// Returns the CRC that a page must have when it comes back.
 pub fn crc(content: &[u8]) -> u32 {
     crc32fast::hash(content)
 }
 
-/// A word at a time, and no further than to the first that is not 0.
+/// Compares a word at a time, and stops at the first that is not 0.
 fn is_zero(content: &[u8]) -> bool {
     let (words, rest) = content.as_chunks::<64>();
     let are_zero = |word: &[u8; 64]| word.iter().fold(0, |all, byte| all | byte) == 0;
     words.iter().all(are_zero) && rest.iter().all(|byte| *byte == 0)
 }
 
-/// Pages whose marks are read at once.
+/// Pages whose uffd-wp bits are read at once.
 const MARKS: u32 = 64;
 
-/// What pages are read into, some at a time: few enough to be in the cache when their sums are
-/// made. It begins with a page: to 16 bytes behind one, where the heap has large blocks, the
+/// Buffer into which pages are read, a few at a time, so that they are in the cache when their CRC
+/// is computed. It begins with a page: to 16 bytes behind one, where the heap has large blocks, the
 /// kernel's copy takes a twentieth to a sixth longer, and to 8 bytes behind five times as long (an
 /// EPYC, `rep movsb`).
 pub struct Buffer {
@@ -74,7 +74,7 @@ pub struct Buffer {
 impl Buffer {
     const PAGES: usize = 16;
 
-    /// The first `count` pages, or as many as it has.
+    /// Returns the first `count` pages, or as many as it has.
     fn pages(&mut self, count: u32) -> &mut [u8] {
         let count = (count as usize).min(Self::PAGES);
         &mut self.bytes[self.skip..][..count * PAGE]
@@ -97,12 +97,12 @@ pub struct Frames {
 }
 
 impl Frames {
-    /// Of this file; stores to the mapping are [`Traced`](uffd::Stores::Traced).
+    /// Creates it for this file; stores to the mapping are [`Traced`](uffd::Stores::Traced).
     pub fn new(file: OwnedFd, guest: GuestMapping) -> Self {
         Self { file, guest }
     }
 
-    /// What the guest has mapped.
+    /// Returns the guest's mappings.
     pub fn guest(&self) -> &GuestMapping {
         &self.guest
     }
@@ -115,8 +115,8 @@ impl Frames {
         self.write(page, &Content::default())
     }
 
-    /// Gives absent pages memory that holds zeroes, and maps them writable for the guest: both at
-    /// once where nobody has given them memory yet.
+    /// Gives absent pages memory that holds zeroes, and maps them writable for the guest: in one
+    /// call for pages that have no memory yet.
     ///
     /// # Errors
     /// The kernel's: no memory.
@@ -128,7 +128,7 @@ impl Frames {
                 .guest
                 .zero((first.0 + done).into(), (count - done).into())? as u32;
             if done < count {
-                // What is there is not to be seen.
+                // Content that is there must not be seen.
                 let page = Page(first.0 + done);
                 self.zero(page)?;
                 self.map(page, 1, Protection::Writable)?;
@@ -138,7 +138,7 @@ impl Frames {
         Ok(())
     }
 
-    /// The next pages that take memory, of those from `at` to `end`.
+    /// Returns the next pages that take memory, of those from `at` to `end`.
     ///
     /// # Errors
     /// The kernel's.
@@ -147,7 +147,7 @@ impl Frames {
             return Ok(None);
         }
         let first = match seek(&self.file, SeekFrom::Data(offset(Page(at)))) {
-            // Nothing from there on.
+            // No data from there on.
             Err(Errno::NXIO) => return Ok(None),
             other => other? / PAGE as u64,
         };
@@ -157,7 +157,8 @@ impl Frames {
         Ok((!run.is_empty()).then_some(run.start as u32..run.end as u32))
     }
 
-    /// Takes `count` pages from the guest; their memory, and the markers, stay.
+    /// Unmaps `count` pages from the guest; their memory, and the PTE markers with their uffd-wp
+    /// bits, stay.
     ///
     /// # Errors
     /// The kernel's.
@@ -165,7 +166,7 @@ impl Frames {
         self.guest.unmap(first.0.into(), count.into())
     }
 
-    /// Gives the memory of `count` pages back.
+    /// Frees the memory of `count` pages.
     ///
     /// # Errors
     /// The kernel's.
@@ -175,7 +176,7 @@ impl Frames {
         Ok(fallocate(&self.file, hole, offset(first), len)?)
     }
 
-    /// Lets a page hold this, with memory of its own if it was absent.
+    /// Sets the content of a page, which gets memory of its own if it was absent.
     ///
     /// # Errors
     /// The kernel's: no memory.
@@ -186,11 +187,11 @@ impl Frames {
         }
     }
 
-    /// What `count` pages hold, one by one, read by way of `buffer`; zeroes if they are absent,
-    /// which gives them no memory.
+    /// Passes on the content of `count` pages, one by one, read by way of `buffer`; zeroes if they
+    /// are absent, which gives them no memory.
     ///
     /// # Errors
-    /// The kernel's; some may have been told.
+    /// The kernel's; some pages may have been passed on.
     pub fn read_each(
         &self,
         first: Page,
@@ -212,11 +213,11 @@ impl Frames {
         Ok(())
     }
 
-    /// What `count` pages are that nobody can reach:
+    /// Examines `count` pages that no vCPU and no device reaches:
     /// [`Command::Examine`](crate::book::Command::Examine).
     ///
     /// # Errors
-    /// The kernel's; some may have been told.
+    /// The kernel's; some results may have been passed on.
     pub fn examine(
         &self,
         first: Page,
@@ -241,7 +242,8 @@ impl Frames {
         Ok(())
     }
 
-    /// Maps `count` pages that are in memory for the guest, and wakes who waits for them.
+    /// Maps `count` pages that are in memory for the guest, and wakes the accesses that wait for
+    /// them.
     ///
     /// # Errors
     /// The kernel's.
@@ -260,7 +262,7 @@ impl Frames {
     fn map_as_marked(&self, first: Page, count: u32) -> io::Result<()> {
         let (mut at, end) = (first.0, first.0 + count);
         while at < end {
-            // They are not mapped: nobody can change the answer.
+            // They are not mapped, so no store can change the answer.
             let marks = self
                 .guest
                 .protected(at.into(), (end - at).min(MARKS).into())?;
@@ -285,7 +287,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn zeroes_are_told_from_a_page_with_one_bit_anywhere() {
+    fn zeroes_are_distinguished_from_a_page_with_one_bit_set() {
         let mut content = Content::default();
         assert!(is_zero(&content[..]));
         for at in [0, 63, 64, 2047, PAGE - 1] {

@@ -1,22 +1,22 @@
-//! Overcommit without the guest's help: pages of a guest leave memory, and come back when they are
-//! wanted.
+//! Memory overcommit without the guest's help: pages of a guest leave memory, and come back when
+//! they are accessed.
 //!
-//! A page whose content a disk of the guest holds as well is dropped unwritten and read from there;
-//! one that is about to be overwritten as a whole is not read at all; only what is left goes
-//! through a swap store. The guest knows nothing of it. After N. Amit, D. Tsafrir, A. Schuster:
+//! A page whose content a disk of the guest holds as well is dropped unwritten, and read from
+//! there. A page that is about to be overwritten as a whole is not read at all. Only the rest goes
+//! through a swap store. The guest is not involved. After N. Amit, D. Tsafrir, A. Schuster:
 //! *VSwapper: A Memory Swapper for Virtualized Environments* (ASPLOS 2014), whose Swap Mapper and
 //! False Reads Preventer these are, without its patches to the host's kernel.
 //!
-//! * [`book`]: what is decided about each page. Knows no system call, no thread and no time.
-//! * [`frames`]: the memory itself, a page at a time: file, mapping, trace of stores.
+//! * [`book`]: the decisions about each page. No system call, no thread and no time.
+//! * [`frames`]: guest memory, a page at a time: file, mapping, trace of stores.
 //! * [`overwrite`]: whether a vCPU is about to overwrite a whole page, and with what. As pure as
 //!   `book`.
-//! * [`store`]: the file or block device that holds what is neither in memory nor on a disk.
+//! * [`store`]: the file or block device for pages that are neither in memory nor on a disk.
 //!
-//! * [`ram`]: the memory as a machine's owner reaches it, page by page there or absent.
-//! * [`disk`]: a disk that reports what it reads and writes.
-//! * [`balloon`]: what the guest does without, offered to the pager.
-//! * [`pager`]: the poller that tells the book what happens, and does what it says.
+//! * [`ram`]: the memory as the owner of a machine accesses it, each page present or absent.
+//! * [`disk`]: a disk that reports its reads and writes.
+//! * [`balloon`]: a balloon that reports discarded pages to the pager.
+//! * [`pager`]: the poller that reports events to the book, and carries out its commands.
 //!
 //! ```text
 //! processors ── faults ──────────────────────────▶ pager ── commands ─▶ frames: map, unmap, zero, punch

@@ -1,8 +1,8 @@
-//! Between the owner's thread and the pager's: what either tells the other.
+//! Messages and shared state between the owner's thread and the pager's.
 //!
-//! What the owner's side says is one sequence of messages. What goes the other way needs no order:
-//! pages that are shown ([`ram`](crate::ram)), tickets that are done, requests that may go down,
-//! and what disks are to report.
+//! The owner's side sends one sequence of messages. The other direction needs no order: shown pages
+//! ([`ram`](crate::ram)), tickets that are done, requests that may be submitted, and the mode of
+//! the disks' reports.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError, mpsc};
@@ -13,83 +13,84 @@ use crate::book::{Op, Page, Span, Ticket};
 use crate::report::Report;
 use crate::stopped::Stopped;
 
-/// What others tell the pager.
+/// Message of other threads to the pager.
 #[derive(Debug)]
 pub enum Message {
-    /// The owner's side, and the disks.
+    /// Event of the owner's side and the disks.
     Said(Spoken),
-    /// So many pages may be in memory from now on.
+    /// Sets the number of pages that may be in memory.
     SetLimit(usize),
-    /// The store has grown by so many slots.
+    /// Reports that the store has grown by so many slots.
     AddSlots(usize),
-    /// How things stand.
+    /// Asks for the pager's state.
     Report(Reply<Report>),
-    /// A vCPU has left the guest as [`Machine::stop_vcpus`](crate::pager::Machine::stop_vcpus)
-    /// asked. The registers that it is to go on with are sent back, if they are others.
+    /// A vCPU has left the guest on request
+    /// ([`Machine::stop_vcpus`](crate::pager::Machine::stop_vcpus)). The pager sends back the
+    /// registers to continue with, if they are others.
     Stopped(Stopped),
     /// The memory is connected with the pager.
     Connected,
-    /// The machine has ended: no processor enters the guest again, and none is to wait for what
-    /// cannot come.
+    /// The machine has ended: no processor enters the guest again, and none may wait for a page
+    /// that cannot come.
     LetGo,
-    /// The owner has ended as well. Nothing is begun any more; told when nothing is under way, so
-    /// that the files can be closed on another thread.
+    /// The owner has ended as well. Nothing is started any more; the sender is notified when
+    /// nothing is under way, so that the files can be closed on another thread.
     End(mpsc::Sender<()>),
 }
 
-/// What only this crate can say.
+/// Opaque event, which only this crate can make.
 #[derive(Debug)]
 pub struct Spoken(pub(crate) Said);
 
-/// What the owner's side tells the pager, in the order in which it happened.
+/// Event from the owner's side to the pager. Events arrive in the order in which they happened.
 #[derive(Debug)]
 pub(crate) enum Said {
     /// The answer to [`Command::Ask`](crate::book::Command::Ask).
     Answered { gone: u32, written: u32 },
-    /// An access waits for these; of each, whether it will overwrite all of it.
+    /// An access waits for these pages; for each, whether the access will overwrite all of it.
     Wanted(Ticket, Vec<(Page, bool)>),
-    /// The guest does without these until it reaches them again; who waits for the ticket is told
-    /// when that has been seen to.
+    /// The guest has discarded these pages until it accesses them again. The ticket is done when
+    /// they have been processed.
     Offered(Ticket, Vec<Page>),
-    /// A request of a disk is about to go down.
+    /// A request of a disk is about to be submitted.
     Began(Op, Kind, Span),
-    /// It is over; whether it did what was asked.
+    /// A request has ended; whether it succeeded.
     Ended(Op, Kind, bool),
-    /// Disks have seen this [`Reports::Draining`]: no request from now on lets a page stand for a
-    /// block.
+    /// Disks have seen this [`Reports::Draining`]: no request from now on makes a block back a
+    /// page.
     Drains(Asked),
 }
 
-/// Which way a request of a disk goes.
+/// Direction of a disk's request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Read,
     Write,
 }
 
-/// Whether disks report what they do.
+/// Mode of the disks' reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reports {
-    /// No page stands for a block, and none will.
+    /// Off: no block backs a page, and none will.
     Off,
-    /// They do, but no page comes to stand for a block.
+    /// On, but no block comes to back a page.
     Draining,
-    /// They do.
+    /// On.
     On,
 }
 
-/// What the pager asked disks to do, the how-manieth time: an answer is told from one to an earlier
-/// question.
+/// Number of a change of the disks' mode, with the mode: distinguishes an answer from one to an
+/// earlier change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Asked(pub u64);
 
 impl Asked {
-    /// The next question.
+    /// Returns the next change, to `reports`.
     pub fn next(self, reports: Reports) -> Self {
         Self((self.0 / 4 + 1) * 4 + reports as u64)
     }
 
-    /// What was asked.
+    /// Returns the mode.
     pub fn reports(self) -> Reports {
         match self.0 % 4 {
             0 => Reports::Off,
@@ -99,7 +100,7 @@ impl Asked {
     }
 }
 
-/// Requests that may go down. The pager puts them in and wakes the owner, who takes them out.
+/// Requests that may be submitted. The pager adds them and wakes the owner, which takes them.
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
     ops: Mutex<Vec<Op>>,
@@ -107,21 +108,21 @@ pub(crate) struct Gate {
 }
 
 impl Gate {
-    /// For the pager, which wakes the owner behind it.
+    /// Adds a request. Called by the pager, which then wakes the owner.
     pub fn open(&self, op: Op) {
         let mut ops = self.ops.lock().unwrap_or_else(PoisonError::into_inner);
         ops.push(op);
         // Relaxed: the lock orders the list, and the wake-up that follows is ordered with the
-        // owner's last look by its mailbox.
+        // owner's re-check by its mailbox.
         self.is_open.store(true, Ordering::Relaxed);
     }
 
-    /// Whether there is something to take.
+    /// Returns whether there are requests to take.
     pub fn is_open(&self) -> bool {
         self.is_open.load(Ordering::Relaxed)
     }
 
-    /// What may go down, appended. For the owner.
+    /// Appends the requests that may be submitted. Called by the owner.
     pub fn take(&self, into: &mut Vec<Op>) {
         let mut ops = self.ops.lock().unwrap_or_else(PoisonError::into_inner);
         self.is_open.store(false, Ordering::Relaxed);

@@ -1,19 +1,19 @@
-//! The False Reads Preventer: before an absent page is read for a vCPU, whether the vCPU is about
-//! to overwrite all of it.
+//! The False Reads Preventer: it finds out, before an absent page is read for a vCPU, whether a
+//! vCPU is about to overwrite all of it.
 //!
-//! The pager has every vCPU leave the guest and say where it stands; the one whose instruction
-//! overwrites the page ([`overwrite`](crate::overwrite)) is given the effect of it, and goes on
-//! behind it. One page at a time; whoever faults meanwhile is served as if there were no Preventer,
-//! and so is the page when all have said where they stand, or a limit of time has passed (1 ms in
-//! the paper).
+//! The pager makes every vCPU leave the guest and report its registers. The one whose instruction
+//! overwrites the page ([`overwrite`](crate::overwrite)) receives the registers after that, and
+//! continues behind the instruction's effect. One page is handled at a time. Other vCPUs that fault
+//! meanwhile are served as if there were no Preventer, and so is the page when all vCPUs have
+//! reported, or a limit of time has passed (1 ms in the paper).
 //!
-//! Stopping vCPUs for nothing costs them more than the read that it might save. With an in-kernel
-//! APIC a thread of KVM resolves vCPUs' faults, and the kernel takes each for a store; so whether
-//! the guest is overwriting pages or reading them shows only in what was found last: after a look
-//! in vain faults are let pass, twice as many each time. A page beside the one that was found last
-//! is looked at all the same, until two looks were in vain: what is allocated together lies
-//! together, and is overwritten together. For the same reason nothing is read ahead from the store
-//! while looks find something.
+//! Stopping vCPUs without a result costs them more than the read that it might save. With an
+//! in-kernel APIC a thread of KVM resolves vCPUs' faults, and the kernel takes each for a store. So
+//! only recent results show whether the guest is overwriting pages or reading them: after an
+//! unsuccessful attempt faults are passed over, twice as many each time. A page near the one that
+//! was found last is tried all the same, until two attempts were unsuccessful: adjacent pages are
+//! often allocated together, and overwritten together. For the same reason nothing is read ahead
+//! from the store while attempts succeed.
 
 use std::time::Duration;
 
@@ -25,18 +25,18 @@ use crate::frames::Content;
 use crate::overwrite::{Memory, Registers, decide};
 use crate::ram::SwappedRam;
 
-/// Looks in vain, one after another, by which pages beside the one that was found last are as good
-/// as any.
+/// Unsuccessful attempts in a row after which pages near the one that was found last are treated as
+/// any other.
 const LEFT: u32 = 2;
 
-/// Looks in vain, one after another, by which the guest has turned to other things than overwriting
-/// pages.
+/// Unsuccessful attempts in a row after which the guest is taken not to be overwriting pages any
+/// more.
 const LATELY: u32 = 4;
 
-/// Faults that are let pass between two looks, at most, as a power of 2.
+/// Largest number of faults that are passed over between two attempts, as a power of 2.
 const MOST_PASSED: u32 = 5;
 
-/// Pages on either side of one that was overwritten, which likely are next.
+/// Distance, in pages, from one that was overwritten within which pages are likely to be next.
 const NEAR: u32 = 8;
 
 /// A page that waits for a decision.
@@ -44,18 +44,18 @@ const NEAR: u32 = 8;
 pub(crate) struct Pending {
     pub page: Page,
     pub is_store: bool,
-    /// vCPUs that have not said where they stand.
+    /// Number of vCPUs that have not reported.
     left: usize,
     until: Nanos,
 }
 
-/// What was found out.
+/// Result of an attempt.
 pub(crate) enum Found {
-    /// The page is to hold this, and the vCPU to go on there.
+    /// The page is to have this content, and the vCPU to continue with these registers.
     Overwritten(Page, Box<Content>, Registers),
     /// The page is to be read.
     Read(Pending),
-    /// Nothing yet.
+    /// No result yet.
     Nothing,
 }
 
@@ -65,18 +65,19 @@ pub(crate) struct Preventer {
     vcpus: usize,
     limit: Duration,
     pending: Option<Pending>,
-    /// Looks in vain since the last that was not.
+    /// Unsuccessful attempts since the last successful one.
     in_vain: u32,
-    /// Faults that are let pass before the next look.
+    /// Faults that are passed over before the next attempt.
     passes: u32,
-    /// The last page that was found to be overwritten, if the guest has not left it since.
+    /// Last page that was found to be overwritten, if the guest has not left its neighbourhood
+    /// since.
     last: Option<Page>,
-    /// A look has not been in vain yet.
+    /// An attempt has been successful.
     has_found: bool,
 }
 
 impl Preventer {
-    /// For so many vCPUs, each of which is waited for so long at most.
+    /// Creates a Preventer for `vcpus` vCPUs, which are waited for at most `limit`.
     pub fn new(vcpus: usize, limit: Duration) -> Self {
         Self {
             vcpus,
@@ -89,14 +90,14 @@ impl Preventer {
         }
     }
 
-    /// Whether pages are being overwritten these days: those beside one that has to be read likely
-    /// are next.
+    /// Returns whether pages are being overwritten at present: the neighbours of one that has to be
+    /// read are then likely to be next.
     pub fn finds(&self) -> bool {
         self.has_found && self.in_vain < LATELY
     }
 
-    /// Whether `page`, at which a vCPU has faulted, is to wait for a decision; if so, all vCPUs are
-    /// to be stopped.
+    /// Returns whether `page`, at which a vCPU has faulted, waits for a decision; if so, all vCPUs
+    /// must be stopped.
     pub fn begin(&mut self, page: Page, is_store: bool, now: Nanos) -> bool {
         if self.pending.is_some() {
             return false;
@@ -115,7 +116,7 @@ impl Preventer {
         true
     }
 
-    /// A vCPU has said where it stands.
+    /// Handles the registers that a vCPU has reported.
     pub fn stopped(&mut self, registers: &Registers, view: &mut View<'_>) -> Found {
         let Some(pending) = &mut self.pending else {
             return Found::Nothing;
@@ -138,7 +139,7 @@ impl Preventer {
         }
     }
 
-    /// The page that has waited too long, if one has.
+    /// Returns the page that has waited too long, if there is one.
     pub fn look(&mut self, now: Nanos) -> Found {
         match self.pending {
             Some(pending) if now >= pending.until => self.give_up(),
@@ -166,14 +167,14 @@ impl Preventer {
         Found::Read(pending)
     }
 
-    /// When to [`look`](Self::look).
+    /// Returns the time of the next [`look`](Self::look).
     pub fn deadline(&self) -> Option<Nanos> {
         self.pending.map(|pending| pending.until)
     }
 }
 
-/// Memory as it is now: what is absent is not touched. The pager is the only one who takes pages
-/// away, and this is its thread.
+/// Memory as it is now: absent pages are not touched. Only the pager evicts pages, and this is its
+/// thread.
 pub(crate) struct View<'a> {
     pub book: &'a Book,
     pub ram: &'a SwappedRam,
@@ -212,7 +213,8 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_millis(1);
 
-    /// Has a look in vain; how many faults are let pass before the next one.
+    /// Makes an unsuccessful attempt; returns the number of faults that are passed over before the
+    /// next one.
     fn look_in_vain(preventer: &mut Preventer, now: &mut Nanos) -> u32 {
         assert!(matches!(preventer.look(*now), Found::Nothing));
         now.0 += LIMIT.as_nanos() as u64;
@@ -260,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn it_finds_something_until_four_looks_were_in_vain() {
+    fn finds_overwrites_until_four_attempts_have_failed() {
         let mut preventer = Preventer::new(1, LIMIT);
         assert!(!preventer.finds(), "nothing yet");
         let mut now = Nanos(0);
@@ -277,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn looks_in_vain_become_rare() {
+    fn failed_attempts_become_rare() {
         let mut preventer = Preventer::new(1, LIMIT);
         let mut now = Nanos(0);
         assert!(preventer.begin(Page(7), true, now));

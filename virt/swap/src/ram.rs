@@ -1,21 +1,21 @@
-//! Guest memory as the machine's owner reaches it: pages that are not in memory answer with a
-//! ticket.
+//! Guest memory as the machine's owner accesses it: an access to a page that is not in memory
+//! returns a ticket.
 //!
-//! One byte of flags a page stands before [`GuestRam`]. The owner's thread makes all accesses, lets
-//! go of pages and reports the disks' requests; the pager, another thread, says which pages are
-//! there. So an access to a page that is there costs one load more than without, and no lock.
+//! One byte of flags for each page is checked before [`GuestRam`]. The owner's thread makes all
+//! accesses, releases pages and reports the disks' requests; the pager, another thread, shows the
+//! pages that are there. So an access to a page that is there costs one load more than without, and
+//! no lock.
 //!
-//! What the owner's side has to tell the pager is a message, in the order in which it happened: the
-//! book rests on that order ([`crate::book`]). A page that is let go is absent from the next access
-//! on, and the message that says so stands behind every message about an access that found it
-//! there.
+//! The owner's side reports its events to the pager as messages, in the order in which they
+//! happened, which the book relies on ([`crate::book`]). A page that is released is absent from the
+//! next access on, and the message with its release follows every message about an access that
+//! found it present.
 //!
-//! Which pages devices store to cannot be seen in the guest's page tables, so it is noted here: a
-//! copy ([`PhysMem::write`]) as *written*, which the next request of a disk makes void; an address
-//! for writing ([`PhysMem::host`]) as *lent*, which holds until the page is let go, since nobody
-//! says when the last store through it was. Only an address for [`Intent::Overwrite`] is neither:
-//! it is a disk's, and every disk of the machine reports its requests
-//! ([`MappedDisk`](crate::disk::MappedDisk)).
+//! Stores of devices do not show in the guest's page tables, so they are recorded here: a copy
+//! ([`PhysMem::write`]) as *written*, until the next request of a disk clears it; an address for
+//! writing ([`PhysMem::host`]) as *lent*, until the page is released, since the last store through
+//! it is not reported. Only an address for [`Intent::Overwrite`] is neither: it is a disk's, and
+//! every disk of the machine reports its requests ([`MappedDisk`](crate::disk::MappedDisk)).
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -26,53 +26,53 @@ use sidecore::Handle;
 use crate::book::{Op, Page, Span, Ticket};
 use crate::link::{Asked, Gate, Kind, Message, Reports, Said, Spoken};
 
-/// Devices may reach the page. Set by the pager, taken away by the owner.
+/// Devices may access the page. Set by the pager, cleared by the owner.
 const SHOWN: u8 = 1 << 0;
-/// A device has stored to it since it was shown, or since a request of a disk began with it. The
-/// owner's.
+/// A device has stored to it since it was shown, or since the beginning of a disk's request with
+/// it. The owner's.
 const WRITTEN: u8 = 1 << 1;
 /// A device has had an address to store to since it was shown. The owner's.
 const LENT: u8 = 1 << 2;
-/// It has come for a ticket, and whoever waited has not asked again. Set by the pager, taken away
-/// by either.
+/// It has come for a ticket, and the access that waited has not been retried. Set by the pager,
+/// cleared by either.
 const HELD: u8 = 1 << 3;
 
-/// Of an [`Op`], the disk's number.
+/// Bits of an [`Op`] that have the disk's number.
 const DISK_BITS: u32 = 8;
 
 struct Shared {
     ram: GuestRam,
-    /// Where page 0 of the file is mapped.
+    /// Address at which page 0 of the file is mapped.
     base: Hva,
     flags: Box<[AtomicU8]>,
     pager: OnceLock<Handle<Message>>,
-    /// The last ticket. The owner's.
+    /// Last ticket. The owner's.
     tickets: AtomicU64,
-    /// The last ticket of an offer that has been answered: they are answered in their order. Set by
+    /// Last ticket of a discard that has been answered: they are answered in their order. Set by
     /// the pager.
     answered: AtomicU64,
-    /// The last request of a disk. The owner's.
+    /// Last request of a disk. The owner's.
     ops: AtomicU64,
-    /// Requests of all disks that are under way and have not been reported. The owner's.
+    /// Number of requests of all disks that are under way and have not been reported. The owner's.
     unreported: AtomicU64,
     /// An [`Asked`], set by the pager.
     asked: AtomicU64,
-    /// The one that disks saw last. The owner's.
+    /// The [`Asked`] that disks saw last. The owner's.
     seen: AtomicU64,
-    /// A gate for each disk, made as they are asked for.
+    /// Gate of each disk, made on demand.
     gates: Mutex<Vec<Arc<Gate>>>,
 }
 
 /// Guest memory of which pages may be elsewhere. A clone is another handle to the same memory.
 ///
-/// Threads: accesses come from the machine's owner alone. It is of no use before a
-/// [`Pager`](crate::pager::Pager) runs: until then every page is absent, and nobody hears what is
-/// asked for.
+/// Threads: accesses come from the machine's owner alone. It is usable only once a
+/// [`Pager`](crate::pager::Pager) runs: until then every page is absent, and requests for pages are
+/// not received.
 #[derive(Clone)]
 pub struct SwappedRam(Arc<Shared>);
 
 impl SwappedRam {
-    /// `ram`, of pages of 4 KiB ([`HugePages::Never`](guest_mem::HugePages::Never)).
+    /// Wraps `ram`, of pages of 4 KiB ([`HugePages::Never`](guest_mem::HugePages::Never)).
     pub fn new(ram: GuestRam) -> Self {
         let pages: u64 = ram.regions().iter().map(|r| r.len / PAGE_SIZE).sum();
         Self(Arc::new(Shared {
@@ -90,65 +90,65 @@ impl SwappedRam {
         }))
     }
 
-    /// The memory behind it. Whoever reads an absent page there gives it memory.
+    /// Returns the memory behind it. A read of an absent page there gives it memory.
     pub fn ram(&self) -> &GuestRam {
         &self.0.ram
     }
 
-    /// Pages of 4 KiB.
+    /// Returns the number of pages of 4 KiB.
     pub fn pages(&self) -> usize {
         self.0.flags.len()
     }
 
-    /// Bytes that are allocated for all pages together.
+    /// Returns the bytes that are allocated for all pages together.
     pub fn page_bytes(&self) -> usize {
         size_of_val(&*self.0.flags)
     }
 
-    /// What is said from now on goes there. Once.
+    /// Sets the receiver of messages from now on. Called once.
     pub(crate) fn connect(&self, pager: Handle<Message>) {
         assert!(self.0.pager.set(pager).is_ok(), "memory has one pager");
     }
 
-    /// Whether what is said is heard.
+    /// Returns whether messages have a receiver.
     pub(crate) fn is_connected(&self) -> bool {
         self.0.pager.get().is_some()
     }
 
-    /// Tells the pager. One that has ended needs to know nothing.
+    /// Sends an event to the pager; it is dropped if the pager has ended.
     fn say(&self, said: Said) {
         if let Some(pager) = self.0.pager.get() {
             let _ = pager.send(Message::Said(Spoken(said)));
         }
     }
 
-    /// From now on devices may reach the page.
+    /// Shows the page: devices may access it from now on.
     pub(crate) fn show(&self, page: Page) {
-        // Release pairs with the load in `absent`: whoever sees the flag sees what the page was
-        // filled with.
+        // Release: pairs with the load in `absent`, so that an access that sees the flag sees the
+        // page's content.
         self.flags(page).fetch_or(SHOWN, Ordering::Release);
     }
 
-    /// Until a device reaches it, it stays.
+    /// Keeps the page in memory until a device accesses it.
     pub(crate) fn hold(&self, page: Page) {
         // Relaxed, as all but `SHOWN`: the flag is its own message, and one that is seen late costs
         // a second ticket.
         self.flags(page).fetch_or(HELD, Ordering::Relaxed);
     }
 
-    /// Nobody waits for it any more, as far as can be known.
+    /// Ends the hold: as far as is known, no access waits for the page any more.
     pub(crate) fn unhold(&self, page: Page) {
         self.flags(page).fetch_and(!HELD, Ordering::Relaxed);
     }
 
-    /// What disks do from now on.
+    /// Sets the mode of disks from now on.
     pub(crate) fn ask_disks(&self, asked: Asked) {
-        // Relaxed: what a disk does meanwhile is right under the old one as well
+        // Relaxed: a request that a disk makes meanwhile is right under the old mode as well
         // (`Reports::Draining` is for that).
         self.0.asked.store(asked.0, Ordering::Relaxed);
     }
 
-    /// Whether a disk reports the request that it is about to make. Owner's thread.
+    /// Returns the mode in which a disk makes its next request. Owner's thread.
     pub(crate) fn reports(&self) -> Reports {
         let asked = Asked(self.0.asked.load(Ordering::Relaxed));
         if self.0.seen.load(Ordering::Relaxed) != asked.0 {
@@ -160,52 +160,55 @@ impl SwappedRam {
         asked.reports()
     }
 
-    /// A request that has not been reported goes down. Owner's thread.
+    /// Counts a request that is submitted without a report. Owner's thread.
     pub(crate) fn unreported_begins(&self) {
         // Relaxed, here and below: one thread counts.
         self.0.unreported.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// One is over. Owner's thread.
+    /// Counts the end of such a request. Owner's thread.
     pub(crate) fn unreported_ends(&self) {
         self.0.unreported.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Whether one is under way, at whichever disk: nobody can say what it meets. Owner's thread.
+    /// Returns whether such a request is under way at any disk: other requests may overlap it.
+    /// Owner's thread.
     pub(crate) fn has_unreported(&self) -> bool {
         self.0.unreported.load(Ordering::Relaxed) != 0
     }
 
-    /// A number for a request of disk `disk`, from which the disk is found again. Owner's thread.
+    /// Returns a number for a request of disk `disk`, from which the disk is found again. Owner's
+    /// thread.
     pub(crate) fn next_op(&self, disk: u8) -> Op {
         let number = self.0.ops.fetch_add(1, Ordering::Relaxed) & (u64::MAX >> DISK_BITS);
         Op(u64::from(disk) << (u64::BITS - DISK_BITS) | number)
     }
 
-    /// The disk that a number was given to.
+    /// Returns the disk that a number was given to.
     pub(crate) fn disk_of(op: Op) -> u8 {
-        // The bits that are left.
+        // The shift leaves the disk's bits.
         (op.0 >> (u64::BITS - DISK_BITS)) as u8
     }
 
-    /// A request of a disk is about to go down. Owner's thread.
+    /// Reports that a request of a disk is about to be submitted. Owner's thread.
     pub(crate) fn began(&self, op: Op, kind: Kind, span: Span) {
         for page in &span.pages {
-            // What was stored before goes down, or is overwritten. An address may be stored to
-            // later as well.
+            // Earlier stores are part of the request's data, or are overwritten. An address may be
+            // stored to later as well, so LENT stays.
             self.flags(*page).fetch_and(!WRITTEN, Ordering::Relaxed);
         }
         self.say(Said::Began(op, kind, span));
     }
 
-    /// A request of a disk is over, and the guest does not know it yet. Owner's thread.
+    /// Reports that a request of a disk has ended, which the guest does not know yet. Owner's
+    /// thread.
     pub(crate) fn ended(&self, op: Op, kind: Kind, is_good: bool) {
         self.say(Said::Ended(op, kind, is_good));
     }
 
-    /// The guest does without these pages: a ticket that is done when their memory and slots have
-    /// been given back as far as they can be. What is stored to them behind that stays. Owner's
-    /// thread.
+    /// Reports that the guest has discarded these pages. Returns a ticket that is done when their
+    /// memory and slots have been freed as far as they can be. Later stores to them are kept.
+    /// Owner's thread.
     pub(crate) fn offer(&self, pages: impl Iterator<Item = Gpa>) -> guest_mem::Ticket {
         let pages = pages.filter_map(|gpa| self.page_at(gpa)).collect();
         let ticket = self.next_ticket();
@@ -213,14 +216,14 @@ impl SwappedRam {
         guest_mem::Ticket(ticket.0)
     }
 
-    /// What was offered up to this ticket has been seen to. Pager's thread.
+    /// Answers the discards up to this ticket. Pager's thread.
     pub(crate) fn answer(&self, ticket: Ticket) {
-        // Release pairs with the load in `is_answered`: whoever sees it may store to pages that are
-        // gone.
+        // Release: pairs with the load in `is_answered`; an owner that sees the answer may store to
+        // dropped pages.
         self.0.answered.store(ticket.0, Ordering::Release);
     }
 
-    /// Whether an offer's pages have been seen to. Owner's thread.
+    /// Returns whether a discard has been answered. Owner's thread.
     pub(crate) fn is_answered(&self, ticket: guest_mem::Ticket) -> bool {
         self.0.answered.load(Ordering::Acquire) >= ticket.0
     }
@@ -229,7 +232,7 @@ impl SwappedRam {
         Ticket(self.0.tickets.fetch_add(1, Ordering::Relaxed) + 1)
     }
 
-    /// Where requests of disk `number` are let down.
+    /// Returns the gate of disk `number`.
     pub(crate) fn gate(&self, number: u8) -> Arc<Gate> {
         let mut gates = self.0.gates.lock().unwrap_or_else(PoisonError::into_inner);
         while gates.len() <= usize::from(number) {
@@ -242,24 +245,24 @@ impl SwappedRam {
         &self.0.flags[page.0 as usize]
     }
 
-    /// Where the page is mapped for devices and for the pager.
+    /// Returns the address at which the page is mapped for devices and for the pager.
     pub(crate) fn hva(&self, page: Page) -> Hva {
         Hva::new(self.0.base.raw() + u64::from(page.0) * PAGE_SIZE)
     }
 
-    /// The page that `hva`, an address of this memory, lies in.
+    /// Returns the page of `hva`, an address of this memory.
     pub(crate) fn page_of(&self, hva: Hva) -> Page {
-        // A page has 32 bits: the file is smaller than 16 TiB, as the number of flags says.
+        // A page has 32 bits: the file is smaller than 16 TiB, as the number of flags shows.
         Page(((hva.raw() - self.0.base.raw()) / PAGE_SIZE) as u32)
     }
 
-    /// The page at a guest-physical address, if it is memory.
+    /// Returns the page at a guest-physical address, if it is memory.
     pub(crate) fn page_at(&self, gpa: Gpa) -> Option<Page> {
         let hva = self.0.ram.host(gpa, 1, Intent::Read).ok()?;
         Some(self.page_of(hva))
     }
 
-    /// The guest-physical address of a page.
+    /// Returns the guest-physical address of a page.
     pub(crate) fn gpa_of(&self, page: Page) -> Gpa {
         let at = u64::from(page.0) * PAGE_SIZE;
         let mut regions = self.0.ram.regions().iter();
@@ -268,18 +271,18 @@ impl SwappedRam {
         Gpa::new(region.gpa.raw() + (at - region.fd_offset))
     }
 
-    /// The pages that `len` bytes at `hva` lie in; `len` at least 1.
+    /// Returns the pages of `len` bytes at `hva`; `len` at least 1.
     pub(crate) fn pages_of(&self, hva: Hva, len: u64) -> impl Iterator<Item = Page> + use<> {
         let first = self.page_of(hva).0;
         let last = self.page_of(Hva::new(hva.raw() + (len - 1))).0;
         (first..=last).map(Page)
     }
 
-    /// Whether the page is absent; if not, notes what is done to it.
+    /// Returns whether the page is absent; if not, records the access.
     #[inline]
     fn is_absent(&self, page: Page, note: u8) -> bool {
         let flags = self.flags(page);
-        // Acquire pairs with the release in `show`.
+        // Acquire: pairs with the Release in `show`.
         let now = flags.load(Ordering::Acquire);
         if now & SHOWN == 0 {
             return true;
@@ -293,7 +296,7 @@ impl SwappedRam {
         false
     }
 
-    /// The host address of a range that is there, with what is done to it noted.
+    /// Returns the host address of a range that is there, and records the access.
     #[inline]
     fn pass(&self, gpa: Gpa, len: u64, intent: Intent, note: u8) -> Access<Hva> {
         let hva = self.0.ram.host(gpa, len, intent)?;
@@ -305,13 +308,13 @@ impl SwappedRam {
             if !is_absent {
                 return Ok(hva);
             }
-            // If all have come meanwhile, what is done to them is still to be noted. They stay:
-            // this thread alone lets go of them.
+            // If all have come meanwhile, the access is still to be recorded. They stay: only this
+            // thread releases them.
             self.wait_for([(hva, len, intent)])?;
         }
     }
 
-    /// A ticket for the absent ones among the pages of these ranges.
+    /// Creates a ticket for the absent pages of these ranges.
     #[cold]
     fn wait_for(&self, ranges: impl IntoIterator<Item = (Hva, u64, Intent)>) -> Access<()> {
         let mut absent = Vec::new();
@@ -384,7 +387,7 @@ impl PhysMem for SwappedRam {
     fn gather(&self, pieces: &[(Gpa, u64, Intent)]) -> Access<()> {
         let mut found = Vec::with_capacity(pieces.len());
         for &(gpa, len, intent) in pieces {
-            // A fault is said to whoever accesses that piece.
+            // A fault is reported when that piece is accessed.
             if let Ok(hva) = self.0.ram.host(gpa, len, intent) {
                 found.push((hva, len, intent));
             }
@@ -403,7 +406,7 @@ impl PhysMem for SwappedRam {
             if before & (SHOWN | HELD) != SHOWN {
                 continue;
             }
-            // The pager, who reads this in the message, is the only one to show it again.
+            // Only the pager shows it again, after it has received this in the message.
             flags.fetch_and(!(SHOWN | WRITTEN | LENT), Ordering::Relaxed);
             gone |= bit;
             if before & (WRITTEN | LENT) != 0 {
@@ -429,7 +432,8 @@ mod tests {
 
     use super::*;
 
-    /// Without it a page that stands for a block would be dropped with the store.
+    /// Otherwise the store would be lost: a page that is backed by a block would be dropped with
+    /// it.
     #[test]
     fn a_store_to_a_page_that_comes_while_it_is_looked_for_is_noted() {
         const ROUNDS: usize = 20_000;
@@ -449,7 +453,7 @@ mod tests {
                     ram.show(page);
                 }
             });
-            // None ends before the other thread does.
+            // Neither thread ends before the other does.
             let mut wrong = Vec::new();
             for round in 0..ROUNDS {
                 begin.wait();

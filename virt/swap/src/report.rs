@@ -1,23 +1,23 @@
-//! How a pager stands, and what it has done: counts, of pages unless something else is said.
+//! State and counters of a pager: numbers of pages, unless another unit is given.
 
 use crate::book::{Counts, Trouble};
 
-/// How things stand.
+/// State of a pager.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// Pages that may be in memory.
+    /// Limit of the pages in memory.
     pub limit: usize,
-    /// Pages in memory, those on their way in or out among them.
+    /// Pages in memory, including those on their way in or out.
     pub present: usize,
     /// Slots of the store, 4 KiB each.
     pub slots: usize,
-    /// Pages that stand for blocks of disks, in memory or not.
+    /// Pages that are backed by blocks of disks, in memory or not.
     pub tracked: usize,
-    /// Slots of the store that nobody has.
+    /// Free slots of the store.
     pub free_slots: usize,
-    /// What became of pages.
+    /// Counters of the book.
     pub counts: Counts,
-    /// What was asked of the store and the images.
+    /// Requests to the store and the images.
     pub traffic: Traffic,
     /// Faults of processors.
     pub faults: u64,
@@ -34,13 +34,13 @@ pub struct Report {
     pub tickets: u64,
     /// Times the guest was paused.
     pub pauses: u64,
-    /// Why it was paused the last time.
+    /// Reason of the last pause.
     pub last_pause: Option<Trouble>,
     /// It is paused now.
     pub is_paused: bool,
 }
 
-/// Requests and their pages.
+/// Number of requests, and of their pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Carried {
     /// Requests.
@@ -56,14 +56,14 @@ impl Carried {
     }
 }
 
-/// What was asked of the store and the images so far.
+/// Requests to the store and the images so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
     /// Read from the store.
     pub store_reads: Carried,
     /// Written to it.
     pub store_writes: Carried,
-    /// Of slots that were given back, trimmed.
+    /// Trims of the store's freed slots.
     pub store_trims: Carried,
     /// Read from images of disks.
     pub image_reads: Carried,

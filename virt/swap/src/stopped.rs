@@ -1,8 +1,8 @@
-//! A vCPU that has left the guest and says where it stands, and what it is told.
+//! A stopped vCPU's registers for the pager, and the pager's answer.
 //!
-//! It waits for that only so long, and goes on by itself then. From that moment what it said is no
-//! longer so, and nothing may be done because of it: whoever is first, the pager to act on it or
-//! the vCPU to go on, has it.
+//! The vCPU waits for the answer only for a limited time, and then continues by itself. From that
+//! moment its registers are stale, and must not be acted on. An atomic flag decides between the
+//! pager, which acts on them, and the vCPU, which continues: the first one to set it wins.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use crate::overwrite::Registers;
 
-/// A vCPU that stands there, for the pager.
+/// Registers of a stopped vCPU, for the pager.
 #[derive(Debug)]
 pub struct Stopped {
     registers: Registers,
@@ -19,7 +19,7 @@ pub struct Stopped {
     answer: Sender<Option<Registers>>,
 }
 
-/// The same, for the vCPU.
+/// The vCPU's side of a [`Stopped`].
 #[derive(Debug)]
 pub struct Answer {
     is_taken: Arc<AtomicBool>,
@@ -27,7 +27,7 @@ pub struct Answer {
 }
 
 impl Stopped {
-    /// A vCPU with these registers.
+    /// Creates both sides for a vCPU with these registers.
     pub fn new(registers: Registers) -> (Self, Answer) {
         let (tell, answer) = channel();
         let is_taken = Arc::<AtomicBool>::default();
@@ -39,36 +39,35 @@ impl Stopped {
         (stopped, Answer { is_taken, answer })
     }
 
-    /// Where it stands, if it does still; then it does until it is [answered](Self::answer), or
-    /// this is dropped.
+    /// Returns the registers, if the vCPU has not continued. It then waits until it is
+    /// [answered](Self::answer), or this is dropped.
     pub(crate) fn take(&self) -> Option<Registers> {
         take(&self.is_taken).then_some(self.registers)
     }
 
-    /// Has it go on with these registers, or as it was.
+    /// Makes the vCPU continue with these registers, or with its own.
     pub(crate) fn answer(self, registers: Option<Registers>) {
-        // One that has not waited stands where it stood, and does the same itself.
+        // A vCPU that has continued executes the instruction itself.
         let _ = self.answer.send(registers);
     }
 }
 
 impl Answer {
-    /// Waits so long for the pager to act, and then until it has: the registers that the vCPU is to
-    /// go on with, if they are others.
+    /// Waits up to `patience` for the pager to act, and if it acts, until it has finished. Returns
+    /// the registers to continue with, if they are others.
     pub fn wait(self, patience: Duration) -> Option<Registers> {
         match self.answer.recv_timeout(patience) {
             Ok(registers) => registers,
             Err(_) if take(&self.is_taken) => None,
-            // The pager waits for nobody; one that has ended is an error.
+            // The pager never waits, so an answer comes; an error means that the pager has ended.
             Err(_) => self.answer.recv().ok().flatten(),
         }
     }
 }
 
-/// Whether it had not been taken.
+/// Sets the flag; returns whether it was clear.
 fn take(is_taken: &AtomicBool) -> bool {
-    // Relaxed: of the two swaps one is first, and it decides nothing else; what is told comes by
-    // the channel.
+    // Relaxed: the two swaps only decide which side is first; the answer comes by the channel.
     !is_taken.swap(true, Ordering::Relaxed)
 }
 
@@ -100,14 +99,14 @@ mod tests {
     const LONG: Duration = Duration::from_secs(60);
 
     #[test]
-    fn what_a_vcpu_said_that_has_gone_on_is_nobodys_to_act_on() {
+    fn stale_registers_are_ignored_after_the_vcpu_has_resumed() {
         let (stopped, answer) = Stopped::new(REGISTERS);
         assert_eq!(answer.wait(NOT_LONG), None);
         assert_eq!(stopped.take(), None);
     }
 
     #[test]
-    fn a_vcpu_waits_for_what_is_done_because_of_it() {
+    fn vcpu_waits_until_the_pager_has_finished_acting_on_its_registers() {
         let (stopped, answer) = Stopped::new(REGISTERS);
         assert_eq!(stopped.take(), Some(REGISTERS));
         let vcpu = thread::spawn(move || answer.wait(NOT_LONG));
@@ -118,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_nobody_answers_any_more_goes_on() {
+    fn vcpu_resumes_when_the_pager_drops_its_registers() {
         let (stopped, answer) = Stopped::new(REGISTERS);
         assert_eq!(stopped.take(), Some(REGISTERS));
         drop(stopped);

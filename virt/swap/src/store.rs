@@ -1,10 +1,10 @@
 //! The swap store: a file or a block device that holds pages, a slot each.
 //!
-//! Its content is of use only to the process that wrote it, and to that only while it lives: where
-//! a page is stands in the [`book`](crate::book), in memory. So a file is made anew, for its
-//! owner's eyes only, with all its blocks allocated (a write finds no full file system, unless they
-//! are given back in between), and has no name from then on: it goes with the process, however that
-//! ends. It can grow while it is used ([`Growth`]), and never becomes smaller.
+//! Its content is of use only to the process that wrote it, and only during its lifetime: the
+//! [`book`](crate::book), which maps pages to slots, is in memory. So a file is created anew,
+//! readable by its owner only, with all its blocks allocated (no write meets a full file system,
+//! unless blocks have been trimmed). It has no name from then on: it is deleted with the process,
+//! however that ends. It can grow while it is used ([`Growth`]), and never becomes smaller.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -18,10 +18,10 @@ use rustix::io::Errno;
 
 use crate::frames::PAGE;
 
-/// Why there is no store.
+/// Reason why the store cannot be opened or grown.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// There is a file already, which may be anybody's.
+    /// There is a file already, which may have another use.
     #[error(
         "{}: there is a file of this name; the swap store makes one of its own: remove it, or name another",
         .0.display()
@@ -30,44 +30,44 @@ pub enum StoreError {
     /// Too few or too many bytes.
     #[error("{}: a swap store of {bytes} bytes; it takes 4096 to 16 TiB", path.display())]
     Size {
-        /// Which.
+        /// Path of the store.
         path: PathBuf,
-        /// How many were asked for, or the device has.
+        /// Bytes that were asked for, or that the device has.
         bytes: u64,
     },
-    /// It holds more already.
+    /// The store is larger already.
     #[error("{}: the swap store has {has} bytes and can only grow, not to {bytes}", path.display())]
     Smaller {
-        /// Which.
+        /// Path of the store.
         path: PathBuf,
-        /// How many were asked for.
+        /// Bytes that were asked for.
         bytes: u64,
-        /// How many it has.
+        /// Bytes that it has.
         has: u64,
     },
     /// A block device cannot hold that much.
     #[error("{}: the block device has {has} bytes, so the swap store on it cannot have {bytes}", path.display())]
     Device {
-        /// Which.
+        /// Path of the device.
         path: PathBuf,
-        /// How many were asked for.
+        /// Bytes that were asked for.
         bytes: u64,
-        /// How many the device has.
+        /// Bytes that the device has.
         has: u64,
     },
-    /// The kernel's reason.
+    /// An operation of the kernel's failed.
     #[error("{}: {what}", path.display())]
     Io {
-        /// Which.
+        /// Path of the store.
         path: PathBuf,
-        /// What could not be done.
+        /// Operation that failed.
         what: &'static str,
-        /// Why.
+        /// Error of the kernel.
         source: io::Error,
     },
 }
 
-/// A store that is open.
+/// An open store.
 #[derive(Debug)]
 pub struct Store {
     path: PathBuf,
@@ -77,11 +77,11 @@ pub struct Store {
 }
 
 impl Store {
-    /// Makes a file of `bytes`, or takes a block device that no other process uses, as far as
-    /// `bytes` go.
+    /// Creates a file of `bytes`, or opens a block device that no other process uses, of which
+    /// `bytes` are used.
     ///
     /// # Errors
-    /// See [`StoreError`]. Nothing is left behind, and nothing that was there is touched.
+    /// See [`StoreError`]. Nothing is left behind, and existing files are not changed.
     pub fn open(path: &Path, bytes: u64) -> Result<Self, StoreError> {
         let failed = |what| failed(path, what);
         let is_device = match std::fs::metadata(path) {
@@ -123,12 +123,13 @@ impl Store {
         })
     }
 
-    /// Pages that it has room for.
+    /// Returns the number of slots, one page each.
     pub fn slots(&self) -> u32 {
         self.slots
     }
 
-    /// What makes it larger while [`into_file`](Self::into_file)'s reader and writer use it.
+    /// Returns a handle that enlarges it, also while the reader and writer of
+    /// [`into_file`](Self::into_file) use it.
     ///
     /// # Errors
     /// The kernel's: no descriptor is left.
@@ -141,13 +142,14 @@ impl Store {
         })
     }
 
-    /// The file, for who reads and writes it in a way of their own.
+    /// Returns the file, for a reader and writer of its own.
     pub fn into_file(self) -> File {
         self.file
     }
 }
 
-/// A store that may grow while others read and write it. What is in its slots stays where it is.
+/// Handle that enlarges a store while others read and write it. The content of its slots stays in
+/// place.
 #[derive(Debug)]
 pub struct Growth {
     path: PathBuf,
@@ -157,18 +159,19 @@ pub struct Growth {
 }
 
 impl Growth {
-    /// Pages that it has room for.
+    /// Returns the number of slots, one page each.
     pub fn slots(&self) -> u32 {
         self.slots
     }
 
-    /// Gives the store room for `bytes`, 4096 to 16 TiB, of which whole pages count: so many slots
-    /// follow the last one now; 0 if it has as many already. A file's blocks are allocated before
-    /// it returns, which takes its time; slots that are there can be read and written meanwhile.
+    /// Enlarges the store to `bytes`, 4096 to 16 TiB, of which whole pages count. Returns the
+    /// number of slots that follow the last one now; 0 if it has as many already. A file's blocks
+    /// are allocated before it returns, which may take long; existing slots can be read and written
+    /// meanwhile.
     ///
     /// # Errors
     /// See [`StoreError`]: it would shrink, the block device is not that large, or the file system
-    /// has no room. It is as large as before then.
+    /// has no room. Its size is then unchanged.
     pub fn grow(&mut self, bytes: u64) -> Result<u32, StoreError> {
         let failed = |what| failed(&self.path, what);
         let has = u64::from(self.slots) * PAGE as u64;
@@ -195,8 +198,8 @@ impl Growth {
                 });
             }
         } else if let Err(error) = allocate(&self.file, has, len - has) {
-            // What was allocated before there was no room left is given back. If that fails it does
-            // no harm but to others.
+            // Blocks that were allocated before the file system was full are freed. A failure to do
+            // so only wastes their space.
             let _ = ftruncate(&self.file, has);
             return Err(failed("allocating more blocks")(error));
         }
@@ -205,7 +208,7 @@ impl Growth {
     }
 }
 
-/// The kernel's reason why `what` failed.
+/// Returns a function that makes the error of a failed `what` from the kernel's.
 fn failed(path: &Path, what: &'static str) -> impl Fn(io::Error) -> StoreError {
     let path = path.to_owned();
     move |source| StoreError::Io {
@@ -215,9 +218,9 @@ fn failed(path: &Path, what: &'static str) -> impl Fn(io::Error) -> StoreError {
     }
 }
 
-/// Slots in so many bytes.
+/// Returns the slots in so many bytes.
 fn slots_of(path: &Path, bytes: u64) -> Result<u32, StoreError> {
-    // One less than there are numbers: the book's last one means none.
+    // One less than there are numbers: the book's last one means that there is no page.
     match u32::try_from(bytes / PAGE as u64) {
         Ok(slots) if slots > 0 && slots < u32::MAX => Ok(slots),
         _ => Err(StoreError::Size {
@@ -229,13 +232,13 @@ fn slots_of(path: &Path, bytes: u64) -> Result<u32, StoreError> {
 
 const DIRECT: &str = "its file system has no direct I/O (O_DIRECT): name a file on another";
 
-/// The page cache would keep in memory what is to leave it.
+/// Bypasses the page cache, which would keep evicted pages in memory.
 fn pass_the_page_cache(file: &File) -> io::Result<()> {
     Ok(fcntl_setfl(file, fcntl_getfl(file)? | OFlags::DIRECT)?)
 }
 
-/// Gives `len` bytes from `offset` on, both of whole pages, their blocks. Where the host does not
-/// do that by itself, they are written.
+/// Allocates the blocks of `len` bytes from `offset` on, both of whole pages. Where the host cannot
+/// allocate, they are written.
 fn allocate(file: &File, offset: u64, len: u64) -> io::Result<()> {
     match fallocate(file, FallocateFlags::empty(), offset, len) {
         Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::PERM) => {}
@@ -341,7 +344,7 @@ mod tests {
         assert_eq!(growth.slots(), 6);
     }
 
-    /// Bytes of blocks that stand behind a file.
+    /// Returns the bytes of blocks that a file has.
     fn allocated(file: &File) -> u64 {
         use std::os::unix::fs::MetadataExt;
         file.metadata().unwrap().blocks() * 512

@@ -1,8 +1,8 @@
 //! A page that a vCPU is about to overwrite, over real memory: it is not read, or read and counted
 //! where a control asks for that.
 //!
-//! The vCPU is told of, not run: registers at a `REP STOSQ`, code and page tables in guest memory.
-//! A thread stores to the page as it would.
+//! The vCPU is simulated: registers at a `REP STOSQ`, code and page tables in guest memory. A
+//! thread stores to the page in its place.
 
 mod support;
 
@@ -24,17 +24,17 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const CODE: u64 = 0xffff_8000_0000_0000;
 /// The page behind it.
 const TARGET: u64 = CODE + 0x1000;
-/// Where these are, the target long gone when the others are written.
+/// Pages of target, code and tables. The target has long left memory when the others are written.
 const TARGET_PAGE: usize = 5;
 const CODE_PAGE: usize = 300;
 /// Four levels, from the highest on.
 const TABLES: [usize; 4] = [301, 302, 303, 304];
 /// Present, writable, accessed, dirty.
 const KERNEL: u64 = 0x063;
-/// What it stores.
+/// Value that it stores.
 const FILL: u64 = 0x1122_3344_5566_7788;
 
-/// Where it is when it is about to overwrite the target.
+/// Registers when it is about to overwrite the target.
 const REGISTERS: Registers = Registers {
     rip: CODE + 0x100,
     rax: FILL,
@@ -44,8 +44,9 @@ const REGISTERS: Registers = Registers {
     ..IN_KERNEL
 };
 
-/// Has a vCPU overwrite an absent page. How it is told to go on, what the page's last word is then,
-/// and what the pager says; `None`, said, where that cannot be.
+/// Makes a vCPU overwrite an absent page. Returns the registers that it is to continue with, the
+/// page's last word after that, and the pager's state; `None`, with a message, where the test
+/// cannot run.
 fn overwrite(is_only_counted: bool) -> Option<(Option<Registers>, u64, Report)> {
     let (stops, answers) = channel();
     let vcpu = Vcpu {
@@ -87,14 +88,14 @@ fn overwrite(is_only_counted: bool) -> Option<(Option<Registers>, u64, Report)> 
     put(TABLES[3], 1, (TARGET_PAGE * PAGE) as u64 | KERNEL);
     // REP STOSQ.
     put(CODE_PAGE, 0x100 / 8, 0xab48f3);
-    // What came meanwhile has made others leave: without room for one more page the target would be
-    // read all the same.
+    // Pages that came meanwhile have made others leave. Without room for one more page the target
+    // would be read all the same.
     while machine.report().present > LIMIT {
         std::thread::yield_now();
     }
-    // Of a page that this thread has had to wait for so far, which has come since.
+    // Drop the answers for pages that this thread has waited for so far.
     while answers.try_recv().is_ok() {}
-    // Its first store, as the vCPU makes it once it goes on by itself.
+    // The vCPU's first store, as it makes it once it continues by itself.
     machine.store(TARGET_PAGE, 0, FILL);
     let answer = answers.recv_timeout(PATIENCE).expect("it is stopped");
     let after = answer.wait(PATIENCE);
@@ -103,7 +104,7 @@ fn overwrite(is_only_counted: bool) -> Option<(Option<Registers>, u64, Report)> 
 }
 
 #[test]
-fn what_a_vcpu_is_about_to_overwrite_is_not_read() {
+fn page_that_a_vcpu_is_about_to_overwrite_is_not_read() {
     let Some((after, last, report)) = overwrite(false) else {
         return;
     };

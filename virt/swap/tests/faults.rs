@@ -1,8 +1,8 @@
 //! A store or an image that fails once, over real memory: the guest is paused with the reason, and
-//! goes on with all that it had once the limit has changed. So it is with an image that somebody
-//! else has changed, once it is as it was.
+//! is resumed without loss once the limit has changed. The same holds for an image that another
+//! program has changed, once it has its former content.
 //!
-//! The guest fills more pages than may be in memory, then looks at each: with loads, and with a
+//! The guest fills more pages than may be in memory, then checks each: with loads, and with a
 //! disk's writes.
 
 mod support;
@@ -31,16 +31,16 @@ const LIMIT: usize = 112;
 const WORDS: usize = PAGE / 8;
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What word `at` of a page holds: no page is like another, and none has a word of zeroes.
+/// Returns word `at` of a page: no page is like another, and none has a word of zeroes.
 fn word(page: usize, at: usize) -> u64 {
     Random::new((page * WORDS + at) as u64).bits() | 1
 }
 
-/// What fails.
+/// Failing file, and its fault.
 #[derive(Clone, Copy, Debug)]
 enum Fails {
     Store(StoreFault),
-    /// As the pager reads it.
+    /// Fails when the pager reads it.
     Image(StoreFault),
     Nothing,
 }
@@ -52,7 +52,7 @@ struct Guest {
 }
 
 impl Guest {
-    /// `None`, said, where that cannot be.
+    /// Creates it; `None`, with a message, where the test cannot run.
     fn new(fails: Fails) -> Option<Self> {
         let image = memfd_create("image", MemfdFlags::CLOEXEC).expect("a file");
         ftruncate(&image, (PAGES * PAGE) as u64).expect("its blocks");
@@ -93,7 +93,7 @@ impl Guest {
         }
     }
 
-    /// Fills all pages, and has each come back from where it has failed to.
+    /// Fills all pages, and makes each come back from the failing file.
     fn work(&self) {
         self.fill();
         match self.fails {
@@ -152,12 +152,13 @@ impl Guest {
     }
 }
 
-/// Runs a guest of which this fails: it is paused once, for this reason, and has lost nothing. How
-/// long it took to go on when it was told a new limit; `None` where that cannot be.
+/// Runs a guest with this fault: it is paused once, for this reason, and has lost nothing. Returns
+/// the time that it took to be resumed after a new limit; `None` where the test cannot run.
 fn pause(fails: Fails, is_right: impl Fn(Trouble) -> bool) -> Option<Duration> {
     let guest = Arc::new(Guest::new(fails)?);
     let (done, all_is_there) = channel();
-    // Not scoped: one that waits for a page for ever must not hold up who says so.
+    // Not scoped: a thread that waits for a page for ever must not keep the test from reporting
+    // that.
     let worker = thread::spawn({
         let guest = guest.clone();
         move || {
@@ -183,8 +184,8 @@ fn pause(fails: Fails, is_right: impl Fn(Trouble) -> bool) -> Option<Duration> {
     Some(took)
 }
 
-/// The same with faults at several requests. A new limit is one of two reasons to try again; the
-/// other comes after a second, so the quickest tells them apart.
+/// Runs guests with faults at several requests. A new limit is one of two causes of a retry; the
+/// other comes after a second, so the quickest shows which it was.
 fn pauses(faults: impl IntoIterator<Item = Fails>, is_right: impl Fn(Trouble) -> bool) {
     let took = faults.into_iter().map(|fails| pause(fails, &is_right));
     let took: Option<Vec<Duration>> = took.collect();
@@ -207,7 +208,7 @@ fn a_request_that_fails_pauses_the_guest_until_it_has_been_done() {
     pauses(early, |trouble| {
         matches!(trouble, Trouble::CannotSave(_, EIO))
     });
-    // These read or write.
+    // Reads or writes.
     let late = [20, 60, 120].map(|n| Fails::Store(StoreFault::Eio(nth(n))));
     pauses(late, |trouble| {
         matches!(
@@ -226,7 +227,7 @@ fn a_store_without_room_behind_it_pauses_the_guest_until_there_is() {
 }
 
 #[test]
-fn a_slot_that_comes_back_wrong_is_shown_to_nobody_and_read_again() {
+fn a_slot_that_comes_back_wrong_is_not_shown_and_is_read_again() {
     let faults = [1, 2, 25].map(|n| Fails::Store(StoreFault::Corrupt(nth(n))));
     pauses(faults, |trouble| {
         matches!(trouble, Trouble::Changed(Place::Slot(_)))
@@ -245,11 +246,11 @@ fn an_image_that_cannot_be_read_pauses_the_guest_until_it_can() {
     });
 }
 
-/// The block that somebody else changes.
+/// Block that another program changes.
 const CHANGED: usize = 40;
 
-/// Has somebody else change a block that a page stands for, and then `act`, which needs what the
-/// page held. It is done when the block is as it was, and not before.
+/// Changes, as another program, a block that backs a page, and then runs `act`, which needs the
+/// page's content. `act` ends when the block has its former content, and not before.
 fn change_behind_its_back(guest: &Arc<Guest>, act: impl FnOnce(&Guest) + Send + 'static) {
     guest.machine.empty(LIMIT);
     let offset = (CHANGED * PAGE) as u64;
@@ -276,7 +277,7 @@ fn change_behind_its_back(guest: &Arc<Guest>, act: impl FnOnce(&Guest) + Send + 
     let number = CHANGED as u32;
     let named = Trouble::Changed(Place::Block(Block { disk: 0, number }));
     assert_eq!(guest.machine.wait_for_trouble(), Some(named));
-    // A new limit has what failed tried again, unless that is under way.
+    // After a new limit failed operations are retried, unless they are under way.
     let retry_until = |holds: &dyn Fn(Report) -> bool| {
         let deadline = Instant::now() + PATIENCE;
         while !holds(guest.machine.report()) {
@@ -300,8 +301,8 @@ fn change_behind_its_back(guest: &Arc<Guest>, act: impl FnOnce(&Guest) + Send + 
 }
 
 #[test]
-fn an_image_that_somebody_else_changes_pauses_the_guest_until_it_is_as_it_was() {
-    /// Whose memory is written to the block.
+fn an_image_changed_by_another_program_pauses_the_guest_until_it_is_restored() {
+    /// Page whose memory is written to the block.
     const OTHER: usize = 200;
     let Some(guest) = Guest::new(Fails::Nothing) else {
         return;
@@ -313,7 +314,7 @@ fn an_image_that_somebody_else_changes_pauses_the_guest_until_it_is_as_it_was() 
     assert_eq!(guest.machine.report().tracked, PAGES);
 
     change_behind_its_back(&guest, |guest| guest.load(CHANGED));
-    // It is read ahead with one that has not changed.
+    // It is read ahead with a block that has not changed.
     change_behind_its_back(&guest, |guest| {
         guest.load(CHANGED - 3);
         guest.load(CHANGED);

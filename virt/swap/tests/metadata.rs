@@ -1,5 +1,5 @@
-//! What the swapper keeps of each page, counted by the allocator: not what types say, but what is
-//! held when pages have been everywhere.
+//! Memory that the swapper keeps for each page, counted by the allocator: not the sizes of types,
+//! but the bytes held after pages have been in all states.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -8,17 +8,17 @@ use guest_mem::{Gpa, GuestRam, HugePages, PAGE_SIZE};
 use swap::book::{Ahead, Book, Command, Ended, Page, Seen, Slot};
 use swap::ram::SwappedRam;
 
-/// What may be kept of a page.
+/// Limit of the bytes kept for a page.
 const BOUND: usize = 24;
 
 thread_local! {
-    /// Bytes that this thread has allocated and not given back.
+    /// Bytes that this thread has allocated and not freed.
     static HELD: Cell<isize> = const { Cell::new(0) };
 }
 
 struct Counting;
 
-// SAFETY: all is passed on as it came. The counter is a thread's own, has no destructor, and
+// SAFETY: all calls are passed on unchanged. The counter is thread-local, has no destructor, and
 // allocates nothing.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
@@ -37,7 +37,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// What `make` makes, and the bytes that it holds.
+/// Returns the result of `make`, and the bytes that it holds.
 fn held_by<T>(make: impl FnOnce() -> T) -> (T, usize) {
     let before = HELD.get();
     let made = make();
@@ -45,8 +45,7 @@ fn held_by<T>(make: impl FnOnce() -> T) -> (T, usize) {
     (made, held)
 }
 
-/// Carries commands out as if all went well, until there are none but those of pages that are to be
-/// saved.
+/// Carries out commands successfully, until there are none left except saves, which are collected.
 fn carry_out(book: &mut Book, saves: &mut Vec<(Page, Slot)>) {
     loop {
         let commands = book.take_commands();
@@ -74,7 +73,7 @@ fn carry_out(book: &mut Book, saves: &mut Vec<(Page, Slot)>) {
     }
 }
 
-/// Lets as many pages go as the book wants to; none is saved before all are asked for.
+/// Makes as many pages leave as the book asks for; none is saved before all are asked for.
 fn shrink(book: &mut Book, limit: usize) {
     let mut saves = Vec::new();
     book.set_limit(limit);
@@ -95,7 +94,7 @@ fn shrink(book: &mut Book, limit: usize) {
     }
 }
 
-/// All pages in memory; some soft, and back; all gone, and back.
+/// Brings all pages into memory, unmaps some and brings them back, evicts all and brings them back.
 fn everywhere(book: &mut Book, pages: u32) {
     let all = pages as usize;
     let fill = |book: &mut Book| {
@@ -119,14 +118,14 @@ fn everywhere(book: &mut Book, pages: u32) {
 
 #[test]
 fn no_more_is_kept_of_a_page_than_was_said() {
-    // A power of two, and little more than one, of which tables of a power of two are largest.
+    // A power of two, and slightly more, for which tables of a power of two are largest.
     for pages in [1 << 14, (1 << 14) + 4] {
         let slots = pages as usize;
         let (mut book, held) = held_by(|| Book::new(pages, 0, slots));
         assert_eq!(held, book.page_bytes() + book.slot_bytes());
         assert_eq!(book.slot_bytes(), 4 * slots);
         let ((), grown) = held_by(|| everywhere(&mut book, pages));
-        // What serves those that are on their way, of which there are a few batches.
+        // Memory for the pages that are on their way, a few batches.
         assert!(grown < 32 << 10, "{grown} bytes more than at the start");
         let size = u64::from(pages) * PAGE_SIZE;
         let ram = GuestRam::with_pages(&[(Gpa::new(0), size)], HugePages::Never).expect("memory");

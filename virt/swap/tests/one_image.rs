@@ -24,7 +24,7 @@ const ROUNDS: usize = 6;
 const WORDS: usize = PAGE / 8;
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What word `at` of a block holds.
+/// Returns word `at` of a block.
 fn word(block: usize, at: usize) -> u64 {
     Random::new((block * WORDS + at) as u64).bits()
 }
@@ -44,7 +44,7 @@ fn image() -> File {
     File::open(format!("/proc/self/fd/{fd}")).expect("the same file")
 }
 
-/// `None`, said, where that cannot be.
+/// Creates a machine; `None`, with a message, where the test cannot run.
 fn machine(image: &File) -> Option<Machine> {
     let shape = Shape {
         pages: PAGES as u32,
@@ -67,8 +67,8 @@ fn machine(image: &File) -> Option<Machine> {
     }
 }
 
-/// What a guest does, one of several. It has the blocks in another order than others have, and
-/// stores to some pages, which then are like no other guest's.
+/// One of several guests. It has the blocks in another order than the others, and stores to some
+/// pages, which then differ from all other guests' pages.
 struct Guest {
     machine: Machine,
     number: usize,
@@ -79,12 +79,12 @@ impl Guest {
         (page + 37 * self.number) % PAGES
     }
 
-    /// Whether a page holds more in a round than its block does.
+    /// Returns whether a page differs from its block in a round.
     fn is_stored_to(&self, page: usize, round: usize) -> bool {
         (page + round) % 8 == 3 * self.number
     }
 
-    /// A word of its own.
+    /// Returns a word that no other guest stores.
     fn mark(&self, page: usize, round: usize) -> u64 {
         ((self.number + 1) << 48 | round << 32 | page) as u64
     }
@@ -112,7 +112,7 @@ impl Guest {
                     self.machine.store(page, round, self.mark(page, round));
                 }
             }
-            // Nothing comes of it: neither in the image, nor of the page.
+            // A refused write has no effect, on the image or on the page.
             let refused = (round * 31) % PAGES;
             let is_done = self.machine.request(self.op(true, refused), refused);
             assert!(!is_done, "the image is only read");
@@ -147,7 +147,8 @@ fn two_machines_drop_pages_to_one_image_and_each_finds_its_own() {
     }
     let (done, is_done) = channel();
     for guest in &guests {
-        // Not scoped: one that waits for a page for ever must not hold up who says so.
+        // Not scoped: a thread that waits for a page for ever must not keep the test from reporting
+        // that.
         thread::spawn({
             let (guest, done) = (guest.clone(), done.clone());
             move || {
@@ -159,7 +160,7 @@ fn two_machines_drop_pages_to_one_image_and_each_finds_its_own() {
     }
     drop(done);
     for _ in &guests {
-        // It finds what it read and stored.
+        // It finds the contents that it read and stored.
         let outcome = is_done.recv_timeout(PATIENCE);
         let reports = || guests.iter().map(|guest| guest.machine.report());
         assert!(outcome.is_ok(), "{:?}", reports().collect::<Vec<_>>());
@@ -169,7 +170,7 @@ fn two_machines_drop_pages_to_one_image_and_each_finds_its_own() {
         let report = guest.machine.stop();
         println!("{report:?}");
         assert_eq!(report.pauses, 0);
-        // In each round all but the limit, and what was stored to.
+        // In each round all pages except the limit, and those stored to.
         let fewest = (ROUNDS * (PAGES - LIMIT) / 2) as u64;
         assert!(report.counts.dropped_to_disk > fewest, "{report:?}");
         assert!(report.counts.fetched_from_disk > fewest, "{report:?}");

@@ -1,6 +1,6 @@
-//! Several threads store to one absent page at the same time, over real memory: the first fault has
-//! the page brought in, and others come while it is on its way. Whatever the page was, it holds all
-//! that they stored, and beside that what it held.
+//! Several threads store to one absent page at the same time, over real memory: the first fault
+//! brings the page in, and others come while it is on its way. Whatever state the page was in, it
+//! then has all of their stores, and its former content otherwise.
 
 mod support;
 
@@ -27,30 +27,30 @@ use vio_faults::LatencyDisk;
 
 const PROCESSORS: usize = 3;
 const ALL: Range<usize> = 0..PROCESSORS;
-/// At so many pages, for each way in which they are absent.
+/// Number of pages, for each way in which they are absent.
 const ROUNDS: usize = 256;
 const WORDS: usize = PAGE / 8;
 const PATIENCE: Duration = Duration::from_secs(60);
-/// What a page takes at least to be read.
+/// Least time of a page's read.
 const LATENCY: Duration = Duration::from_micros(200);
 
-/// What a page holds.
+/// Content of a page.
 type Content = Vec<u64>;
 
-/// What a page or block holds that was filled with `seed`.
+/// Returns the content of a page or block that was filled with `seed`.
 fn filled(seed: usize) -> Content {
     let mut random = Random::new(1 + seed as u64);
     (0..WORDS).map(|_| random.bits() | 1).collect()
 }
 
-/// Lets so many through, together if they run at the same time.
+/// Barrier that releases its threads together if they run at the same time.
 struct Gate {
     all: Barrier,
     missing: AtomicUsize,
 }
 
 impl Gate {
-    /// What one that sleeps takes to run.
+    /// Time that a sleeping thread takes to run.
     const WAKING: Duration = Duration::from_micros(50);
 
     fn new(count: usize) -> Arc<Self> {
@@ -62,7 +62,7 @@ impl Gate {
 
     fn pass(&self) {
         self.all.wait();
-        // The last one is awake, the others have to be woken, one after the other.
+        // The last thread is awake; the others have to be woken, one after the other.
         self.missing.fetch_sub(1, Ordering::Relaxed);
         let start = Instant::now();
         while self.missing.load(Ordering::Relaxed) > 0 && start.elapsed() < Self::WAKING {
@@ -71,31 +71,31 @@ impl Gate {
     }
 }
 
-/// What a page holds.
+/// Returns the content of a page.
 fn load(machine: &Machine, page: usize) -> Content {
     let words = (0..WORDS).map(|index| machine.load(page, index));
     words.collect()
 }
 
-/// Words are stored to a page.
+/// Applies stores to the expected content of a page.
 fn put(words: &[(usize, u64)], content: &mut Content) {
     for (index, value) in words {
         content[*index] = *value;
     }
 }
 
-/// What a processor does.
+/// Work for a processor.
 type Job = Box<dyn FnOnce(&Processor) + Send>;
 
-/// A thread that loads and stores. Not scoped, and not the test's own: one that waits for a page
-/// for ever must not hold up who says so.
+/// A thread that loads and stores. Not scoped, and not the test's own: if it waits for a page for
+/// ever, the test must be able to report that.
 struct Processor {
     machine: Arc<Machine>,
     stat: File,
 }
 
 impl Processor {
-    /// Where its jobs go.
+    /// Starts a processor; returns the sender of its jobs.
     fn start(machine: &Arc<Machine>) -> Sender<Job> {
         let (jobs, asked) = channel::<Job>();
         let machine = machine.clone();
@@ -109,7 +109,7 @@ impl Processor {
         jobs
     }
 
-    /// Faults of the thread so far.
+    /// Returns the faults of the thread so far.
     fn faults(&self) -> u64 {
         let mut bytes = [0; 1024];
         let len = self.stat.read_at(&mut bytes, 0).expect("it lives");
@@ -127,9 +127,9 @@ struct Guest {
     machine: Arc<Machine>,
     pages: usize,
     processors: Vec<Sender<Job>>,
-    /// Of each store that has ended, whether it found its page absent.
+    /// Receives, for each store that has ended, whether it found its page absent.
     ended: (Sender<bool>, Receiver<bool>),
-    /// Before the first round.
+    /// Counters before the first round.
     before: Counts,
     stores: u64,
     /// Stores that found their page absent.
@@ -137,8 +137,8 @@ struct Guest {
 }
 
 impl Guest {
-    /// Of so many pages, all of which may be in memory; its disk has so many blocks. `None`, said,
-    /// where that cannot be.
+    /// Creates a guest of `pages` pages, all of which may be in memory, and a disk of `blocks`
+    /// blocks. `None`, with a message, where the test cannot run.
     fn new(pages: usize, blocks: usize, stops: Option<Stops>) -> Option<Self> {
         let image = memfd_create("image", MemfdFlags::CLOEXEC).expect("a file");
         ftruncate(&image, (blocks.max(1) * PAGE) as u64).expect("its blocks");
@@ -154,7 +154,7 @@ impl Guest {
             limit: 2 * pages,
         };
         let files = |_: &GuestRam| {
-            // Others find a page on its way.
+            // Late, so that others find a page on its way.
             let late = |io| LatencyDisk::new(io, LATENCY);
             let mut disk = support::disk(&image)?;
             disk.image = Box::new(late(disk.image)?);
@@ -187,10 +187,10 @@ impl Guest {
         })
     }
 
-    /// Has a processor do this.
+    /// Runs a job on a processor.
     fn run<T: Send + 'static>(&self, job: impl FnOnce(&Machine) -> T + Send + 'static) -> T {
         let (tell, told) = channel();
-        // A test that has failed listens no more.
+        // In a test that has failed the receiver is gone.
         let job: Job = Box::new(move |own| drop(tell.send(job(&own.machine))));
         assert!(self.processors[0].send(job).is_ok(), "it lives");
         match told.recv_timeout(PATIENCE) {
@@ -199,7 +199,7 @@ impl Guest {
         }
     }
 
-    /// Fills a page with what no block holds; what it holds then.
+    /// Fills a page with content that no block has, and returns the content.
     fn fill(&self, page: usize) -> Content {
         self.run(move |machine| {
             let content = filled(1_000_000 + page);
@@ -210,9 +210,9 @@ impl Guest {
         })
     }
 
-    /// Has the disk read blocks into the pages with these numbers, which then stand for them.
+    /// Makes the disk read blocks into the pages with these numbers, which the blocks then back.
     fn read(&self, pages: impl Iterator<Item = usize> + Clone, all: usize) {
-        // Pages are short, and disks are asked to report.
+        // Memory is short, so disks are asked to report.
         self.machine.tell(Message::SetLimit(all / 2));
         self.run(move |machine| (0..all).for_each(|page| machine.store(page, 0, 1)));
         self.machine.report();
@@ -223,11 +223,12 @@ impl Guest {
         }
         assert_eq!(self.machine.report().tracked, pages.count());
         self.machine.tell(Message::SetLimit(2 * all));
-        // All in memory.
+        // Makes all pages resident.
         self.run(move |machine| (0..all).for_each(|page| drop(load(machine, page))));
     }
 
-    /// The same with every other of so many pages. The others are filled; what each holds then.
+    /// Makes blocks back every other of `all` pages, and fills the others; returns the content of
+    /// each.
     fn fill_and_read(&self, all: usize) -> Vec<(usize, Content)> {
         self.read((0..all).step_by(2), all);
         let content = |page: usize| match page.is_multiple_of(2) {
@@ -237,18 +238,18 @@ impl Guest {
         (0..all).map(|page| (page, content(page))).collect()
     }
 
-    /// The rounds begin: what has been counted counts no more.
+    /// Begins the rounds: earlier counts are subtracted from then on.
     fn begin(&mut self) {
         self.before = self.machine.report().counts;
     }
 
-    /// How often this was counted since.
+    /// Returns the increase of a counter since the first round.
     fn counted(&self, which: impl Fn(&Counts) -> u64) -> u64 {
         which(&self.machine.report().counts) - which(&self.before)
     }
 
-    /// Has some processors store to a page, each a word of its own, once all whom the gate waits
-    /// for are there; which words.
+    /// Makes some processors store to a page, each a word of its own, once all threads of the gate
+    /// are there; returns the words.
     fn store(
         &mut self,
         processors: Range<usize>,
@@ -283,7 +284,7 @@ impl Guest {
         }
     }
 
-    /// A round: all store to the page at once.
+    /// Runs a round: all processors store to the page at once.
     fn round(&mut self, page: usize, content: &mut Content) {
         let words = self.store(ALL, page, &Gate::new(PROCESSORS));
         self.wait();
@@ -298,7 +299,7 @@ impl Guest {
         }
     }
 
-    /// Whether in some of so many rounds more than one has found the page absent.
+    /// Asserts that in some of `rounds` rounds more than one processor has found the page absent.
     fn assert_some_waited_together(&self, rounds: usize) {
         let waited = self.waited;
         assert!(
@@ -307,7 +308,7 @@ impl Guest {
         );
     }
 
-    /// Rounds at absent pages, from the last to the first: nothing is read ahead.
+    /// Runs rounds at absent pages, from the last to the first, so that nothing is read ahead.
     fn rounds(&mut self, pages: &mut [(usize, Content)]) {
         self.begin();
         for (page, content) in pages.iter_mut().rev() {
@@ -317,7 +318,7 @@ impl Guest {
         self.assert_some_waited_together(pages.len());
     }
 
-    /// All pages leave and come back.
+    /// Makes all pages leave and come back.
     fn look_again(&self, pages: &[(usize, Content)]) {
         self.machine.empty(2 * self.pages);
         for (page, content) in pages {
@@ -334,7 +335,7 @@ impl Guest {
             ..
         } = self;
         drop(processors);
-        // Each lets go when it is told that there is nothing more.
+        // Each processor drops its reference when its channel has ended.
         let deadline = Instant::now() + PATIENCE;
         let report = loop {
             match Arc::try_unwrap(machine) {
@@ -350,7 +351,7 @@ impl Guest {
 }
 
 #[test]
-fn a_page_in_the_store_comes_once_for_all_who_store_to_it() {
+fn a_page_in_the_store_comes_once_for_all_stores_to_it() {
     let Some(mut guest) = Guest::new(ROUNDS, 0, None) else {
         return;
     };
@@ -366,7 +367,7 @@ fn a_page_in_the_store_comes_once_for_all_who_store_to_it() {
 }
 
 #[test]
-fn a_page_that_stands_for_a_block_comes_once_and_leaves_by_way_of_the_store() {
+fn a_block_backed_page_comes_once_and_leaves_by_way_of_the_store() {
     let Some(mut guest) = Guest::new(ROUNDS, ROUNDS, None) else {
         return;
     };
@@ -385,7 +386,7 @@ fn a_page_that_stands_for_a_block_comes_once_and_leaves_by_way_of_the_store() {
 
 #[test]
 fn a_page_of_zeroes_comes_once() {
-    /// Those beside one come with it.
+    /// Neighbours of a page of zeroes come with it.
     const APART: usize = 16;
     const PAGES: usize = ROUNDS * APART;
     let Some(mut guest) = Guest::new(PAGES, 0, None) else {
@@ -408,7 +409,7 @@ fn a_page_of_zeroes_comes_once() {
 }
 
 #[test]
-fn a_soft_page_comes_back_once() {
+fn an_unmapped_page_comes_back_once() {
     const PAGES: usize = 2 * ROUNDS;
     let Some(mut guest) = Guest::new(PAGES, PAGES, None) else {
         return;
@@ -417,7 +418,7 @@ fn a_soft_page_comes_back_once() {
     (0..PAGES).for_each(|page| guest.check(page, &pages[page].1));
     guest.begin();
     let mut rounds = 0;
-    // A tenth of the limit is soft at a time.
+    // A tenth of the limit is unmapped at a time.
     for limit in (PAGES / 3..PAGES).rev().step_by(PAGES / 24) {
         guest.machine.tell(Message::SetLimit(limit));
         let deadline = Instant::now() + PATIENCE;
@@ -439,11 +440,11 @@ fn a_soft_page_comes_back_once() {
     guest.stop();
 }
 
-// With the Preventer: a vCPU that is told of, not run, overwrites pages with `REP STOSQ`.
+// With the Preventer: a simulated vCPU overwrites pages with `REP STOSQ`.
 
-/// Its linear addresses from here on, the first of the upper half, are all of memory.
+/// Linear address, the first of the upper half, from which on all of memory is mapped.
 const BASE: u64 = 0xffff_8000_0000_0000;
-/// What it stores.
+/// Value that it stores.
 const FILL: u64 = 0x1122_3344_5566_7788;
 /// Present, writable, accessed, dirty.
 const KERNEL: u64 = 0x063;
@@ -451,7 +452,7 @@ const KERNEL: u64 = 0x063;
 const CODE: usize = ROUNDS;
 const TABLES: [usize; 4] = [ROUNDS + 1, ROUNDS + 2, ROUNDS + 3, ROUNDS + 4];
 
-/// Where it is when it is about to overwrite this page.
+/// Returns the registers when it is about to overwrite this page.
 fn registers(page: usize) -> Registers {
     Registers {
         rip: BASE + (CODE * PAGE) as u64,
@@ -463,7 +464,8 @@ fn registers(page: usize) -> Registers {
     }
 }
 
-/// Whether the vCPU was told that the page has been overwritten; else it does that itself.
+/// Returns whether the answer continues the vCPU behind the overwritten page; otherwise it executes
+/// the instruction itself.
 fn is_overwritten(answer: Answer, page: usize) -> bool {
     let after = answer.wait(PATIENCE);
     let wanted = (0, BASE + ((page + 1) * PAGE) as u64);
@@ -480,7 +482,7 @@ fn spin(time: Duration) {
 }
 
 #[test]
-fn a_page_that_is_about_to_be_overwritten_is_either_that_or_read_whoever_else_stores_to_it() {
+fn a_page_about_to_be_overwritten_is_overwritten_or_read_despite_other_stores() {
     const PAGES: usize = ROUNDS + 5;
     let (tell, asked) = channel();
     let Some(mut guest) = Guest::new(PAGES, ROUNDS, Some(Stops::ByTest(tell))) else {
@@ -516,9 +518,9 @@ fn a_page_that_is_about_to_be_overwritten_is_either_that_or_read_whoever_else_st
         let outcome = asked.recv_timeout(PATIENCE);
         outcome.expect("the vCPU is to stop: a page beside this one was overwritten");
         let gate = Gate::new(others.len());
-        // In turns, so that no two looks in a row are in vain: there is one at each page then.
+        // Varied, so that no two attempts in a row fail: then there is one at each page.
         let is_given = match nth % 4 {
-            // Others store behind it, and then the vCPU says again where it was.
+            // The others store after it, and then the vCPU reports its old registers again.
             0 | 2 => {
                 assert!(is_overwritten(say_where(page), page), "page {page}");
                 words.extend(guest.store(others, page, &gate));
@@ -549,8 +551,8 @@ fn a_page_that_is_about_to_be_overwritten_is_either_that_or_read_whoever_else_st
                 raced += u64::from(is_given);
                 is_given
             }
-            // Before: the look has not ended when the next fault at the page comes, which has it
-            // read.
+            // Before it: the attempt has not ended when the next fault at the page comes, which
+            // makes the page be read.
             _ => {
                 words.extend(guest.store(others, page, &gate));
                 let deadline = Instant::now() + PATIENCE;
@@ -558,7 +560,7 @@ fn a_page_that_is_about_to_be_overwritten_is_either_that_or_read_whoever_else_st
                     assert!(Instant::now() < deadline, "{:?}", machine.report());
                     thread::yield_now();
                 }
-                // Nor when it has come and all have stored.
+                // And also not when the page has come and all have stored.
                 let is_late = nth / 4 % 2 == 0;
                 if is_late {
                     guest.wait();

@@ -1,5 +1,5 @@
-//! A guest that has more in memory than it may when its pager begins, and one whose mappings the
-//! host takes away.
+//! A guest with more pages in memory than the limit when its pager begins, and one whose mappings
+//! the host removes.
 
 mod support;
 
@@ -15,8 +15,8 @@ use swap::frames::PAGE;
 const PAGES: u32 = 320;
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A machine whose memory holds its pages' numbers, all of them but 0; `None`, said, where that
-/// cannot be.
+/// Creates a machine whose pages have their numbers as content, except page 0; `None`, with a
+/// message, where the test cannot run.
 fn loaded(limit: usize) -> Option<Machine> {
     let shape = Shape {
         pages: PAGES,
@@ -54,9 +54,9 @@ fn word_in(mapping: &SlotMapping, page: u32) -> &AtomicU64 {
     unsafe { AtomicU64::from_ptr(std::ptr::with_exposed_provenance_mut(at)) }
 }
 
-/// The owner's first answer came before anybody heard it: nothing left memory any more.
+/// If the owner answered before the pager could receive it, no page would leave memory any more.
 #[test]
-fn what_was_loaded_beyond_the_limit_leaves() {
+fn pages_loaded_beyond_the_limit_leave() {
     const LIMIT: usize = 128;
     for _ in 0..20 {
         let Some(machine) = loaded(LIMIT) else { return };
@@ -73,7 +73,8 @@ fn what_was_loaded_beyond_the_limit_leaves() {
     }
 }
 
-/// As a host does that swaps: the page is in memory, as the pager knows, and nobody can reach it.
+/// The host swaps the page's mapping out: the pager takes the page to be in memory, but no access
+/// reaches it.
 #[test]
 fn a_page_whose_mapping_the_host_takes_away_comes_back() {
     let Some(machine) = loaded(PAGES as usize) else {
@@ -88,11 +89,11 @@ fn a_page_whose_mapping_the_host_takes_away_comes_back() {
             let at = u64::from(page) * PAGE_SIZE;
             machine.mapping().unmap(at, PAGE_SIZE).expect("it is there");
             let (tell, told) = channel();
-            // It may not return: a store that is only woken comes again for ever.
+            // It may not return: a store that is only woken faults again for ever.
             let mapping = machine.mapping().clone();
             thread::spawn(move || {
                 let found = word_in(&mapping, page).fetch_add(1, Ordering::Relaxed);
-                // Nobody listens if it took too long.
+                // The receiver is gone if it took too long.
                 let _ = tell.send(found);
             });
             let found = told.recv_timeout(PATIENCE).expect("it has come back");

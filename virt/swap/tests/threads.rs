@@ -1,8 +1,8 @@
-//! The pager over real memory: threads load and store through a mapping whose pages come and go,
-//! real faults and real markers, an owner that serves a disk, a store and an image in files. What a
-//! page has to hold is known to whoever has its lock.
+//! The pager over real memory: threads load and store through a mapping whose pages come and go.
+//! Faults and uffd-wp bits are the kernel's; an owner serves a disk; a store and an image are
+//! files. The expected content of a page is protected by its lock.
 //!
-//! `SWAP_SECONDS` is how long (4).
+//! `SWAP_SECONDS` is the duration in seconds (4).
 
 mod support;
 
@@ -31,7 +31,7 @@ const BLOCKS: u32 = 512;
 const WORDS: usize = PAGE / 8;
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A word of what a page holds that was filled with `seed`.
+/// Returns a word of a page that was filled with `seed`.
 fn word(seed: u64, at: usize) -> u64 {
     match seed {
         0 => 0,
@@ -39,7 +39,8 @@ fn word(seed: u64, at: usize) -> u64 {
     }
 }
 
-/// What a page or block has to hold: what it was filled with, and the words stored since.
+/// Expected content of a page or block: the seed that it was filled with, and the words stored
+/// since.
 #[derive(Clone, Default)]
 struct Model {
     seed: u64,
@@ -79,7 +80,7 @@ impl Guest {
         wait.recv_timeout(PATIENCE).expect("it is answered");
     }
 
-    /// Loads, stores, reads and writes, until it is over; how many.
+    /// Runs loads, stores, reads and writes until `is_over`; returns the number of operations.
     fn work(&self, seed: u64, is_over: &AtomicBool) -> u64 {
         let mut random = Random::new(seed);
         let mut steps = 0;
@@ -104,7 +105,7 @@ impl Guest {
             }
             60..62 => {
                 self.give_up(number);
-                // What it holds is any of two things until the guest looks.
+                // It has either of two contents until the guest reads it.
                 let is_zero = (0..WORDS).all(|at| self.machine.load(number, at) == 0);
                 if is_zero {
                     *page = Model::default();
@@ -161,8 +162,9 @@ fn image() -> (File, Vec<Mutex<Model>>) {
     (image, blocks)
 }
 
-/// With this image, so many pages and slots, and what makes these more; `None`, said, where that
-/// cannot be. The store's file is given to `look`, and its free slots are trimmed, if there is one.
+/// Creates a machine with this image, and so many pages and slots, and a handle that enlarges the
+/// store; `None`, with a message, where the test cannot run. If `look` is given, it receives the
+/// store's file, and free slots are trimmed.
 fn machine(
     image: &File,
     pages: u32,
@@ -231,7 +233,7 @@ fn threads_find_what_they_stored_while_their_pages_come_and_go() {
             .map(|worker| worker.join().expect("what it stored"));
         steps.sum()
     });
-    // All of it, once more.
+    // Check all of it once more.
     for (number, page) in guest.pages.iter().enumerate() {
         let page = page.lock().expect("no thread has failed");
         for index in 0..WORDS {
@@ -302,7 +304,7 @@ fn a_full_store_pauses_the_guest_until_it_has_grown() {
 #[test]
 fn slots_that_are_free_again_are_given_back_and_can_be_used_again() {
     const MANY: usize = 2048;
-    /// What is kept, and half of what is not.
+    /// Number of the slots that are kept, and half of the others.
     const KEPT: usize = 512;
     const MOST: u64 = (MANY - KEPT) as u64 / 2;
     let (image, blocks) = image();
@@ -332,7 +334,7 @@ fn slots_that_are_free_again_are_given_back_and_can_be_used_again() {
     look_at(1, 0..MANY);
     let before = allocated();
     for page in KEPT..MANY {
-        // No more share a block than may stand for it.
+        // No more pages share a block than it may back.
         guest.transfer(false, page % BLOCKS as usize, page);
     }
     let deadline = Instant::now() + PATIENCE;
@@ -363,7 +365,7 @@ fn slots_that_are_free_again_are_given_back_and_can_be_used_again() {
 
 /// A guest whose limit is raised above all of its pages, and lowered again.
 #[test]
-fn disks_report_while_pages_are_short_and_what_stood_for_blocks_stands_for_itself_behind_that() {
+fn disks_report_while_memory_is_short_and_blocks_back_no_page_after_that() {
     /// Read from the disk one by one: some of them are in memory.
     const READ: usize = 2 * LIMIT;
     let (image, blocks) = image();
@@ -394,12 +396,12 @@ fn disks_report_while_pages_are_short_and_what_stood_for_blocks_stands_for_itsel
         (0..READ).for_each(|page| guest.transfer(false, page, page));
         machine.report().tracked == READ
     };
-    // So many that disks are asked to.
+    // So many that disks are asked to report.
     (0..PAGES as usize).for_each(|page| machine.store(page, 0, 1));
     eventually("disks report", &all_are_read_and_tracked);
     machine.tell(Message::SetLimit(4 * PAGES as usize));
-    // A disk sees what it is asked when it has a request. Pages that have left come back as they
-    // are wanted.
+    // A disk sees the new mode when it has a request. Pages that have left come back when they are
+    // accessed.
     eventually("disks drain", &|| {
         guest.transfer(false, 0, READ);
         check_all();
@@ -415,16 +417,16 @@ fn disks_report_while_pages_are_short_and_what_stood_for_blocks_stands_for_itsel
     assert_eq!(report.pauses, 0, "{report:?}");
 }
 
-/// A guest that has moved pages in all ways, and does nothing more.
+/// A guest that has moved pages in all ways, and is then idle.
 #[test]
 fn a_pager_without_work_sleeps() {
     const STEPS: usize = 2_000;
     const QUIET: Duration = Duration::from_millis(50);
     const IDLE: Duration = Duration::from_secs(1);
-    /// A look at what disks report is one; pages that were held for a device are others, until two
-    /// seconds behind the work.
+    /// Number of wakes: one checks the disks' mode; others release pages that were held for a
+    /// device, up to two seconds after the work.
     const TIMES: u64 = 8;
-    /// Each time about as long as it takes to fall asleep, a millisecond at most.
+    /// CPU time for each: about the time to fall asleep, a millisecond at most.
     const CPU: Duration = Duration::from_millis(TIMES);
     let (image, blocks) = image();
     let Some((machine, _)) = machine(&image, PAGES, PAGES, Some(&mut None)) else {
@@ -438,7 +440,7 @@ fn a_pager_without_work_sleeps() {
     let mut random = Random::new(1);
     (0..STEPS).for_each(|_| guest.step(&mut random));
     let core = guest.machine.pager();
-    // How often it falls asleep in this time, and what it uses.
+    // Returns how often it falls asleep in this time, and its CPU time.
     let during = |time| {
         let cpu = || core.thread_cpu_time().expect("a clock");
         let before = (core.stats().core.sleeps, cpu());

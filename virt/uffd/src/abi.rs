@@ -14,8 +14,8 @@ pub(crate) const FAULT_WRITE: u64 = 1 << 0;
 pub(crate) const FAULT_WP: u64 = 1 << 1;
 pub(crate) const FAULT_MINOR: u64 = 1 << 2;
 
-/// A request on the descriptor: bits 31:30 whether the kernel writes (2) or reads and writes (3)
-/// the argument, 29:16 the argument's size in bytes, 15:8 [`API`], 7:0 which one. The arguments are
+/// A request on the descriptor. Bits 31:30: the kernel writes (2) or reads and writes (3) the
+/// argument; 29:16: size of the argument in bytes; 15:8: [`API`]; 7:0: number. The arguments are
 /// structures of 64-bit words.
 #[derive(Clone, Copy)]
 pub(crate) struct Request<const WORDS: usize>(pub u64);
@@ -38,7 +38,7 @@ pub(crate) const ZEROPAGE: Request<4> = read_write(0x04);
 pub(crate) const WRITEPROTECT: Request<3> = read_write(0x06);
 pub(crate) const CONTINUE: Request<4> = read_write(0x07);
 
-/// What a descriptor is asked to be capable of; the kernel refuses what it does not know.
+/// Features that a descriptor is asked to have; the kernel refuses unknown ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Features(pub(crate) u64);
 
@@ -51,20 +51,20 @@ impl Features {
     pub const MINOR_SHARED: Self = Self(1 << 10);
     /// Write protection of shared memory (Linux 5.19).
     pub const WRITE_PROTECT_SHARED: Self = Self(1 << 12);
-    /// A store to a write-protected page is no fault, but takes the protection away (Linux 6.7).
+    /// A store to a write-protected page is no fault, but removes the protection (Linux 6.7).
     pub const WRITE_PROTECT_ASYNC: Self = Self(1 << 15);
 }
 
-/// Which faults of a range are messages.
+/// Kinds of faults in a range that become messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Modes(pub(crate) u64);
 
 impl Modes {
-    /// At absent pages.
+    /// Faults at absent pages.
     pub const MISSING: Self = Self(1 << 0);
     /// Stores to write-protected pages.
     pub const WRITE_PROTECT: Self = Self(1 << 1);
-    /// At pages that the file has and the mapping has not.
+    /// Faults at pages that the file has and the mapping has not.
     pub const MINOR: Self = Self(1 << 2);
 }
 
@@ -88,7 +88,7 @@ impl BitOr for Modes {
 mod tests {
     use super::*;
 
-    /// Worked out from the header by hand.
+    /// Computed from the header by hand.
     #[test]
     fn requests_are_numbered_as_in_the_header() {
         assert_eq!(HANDSHAKE.0, 0xc018_aa3f);

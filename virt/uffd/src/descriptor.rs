@@ -1,4 +1,4 @@
-//! The descriptor.
+//! The userfaultfd descriptor.
 
 use std::fs::File;
 use std::io;
@@ -8,27 +8,27 @@ use guest_mem::Hva;
 
 use crate::abi::{self, Features, Modes, Request};
 
-/// Whose faults a descriptor serves.
+/// Accesses whose faults a descriptor serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// The kernel's too: what KVM or a system call meets on behalf of a guest. For root,
-    /// `CAP_SYS_PTRACE`, or whoever may open `/dev/userfaultfd`.
+    /// This process's own accesses and the kernel's: KVM's and system calls' on behalf of a guest.
+    /// Permitted to root, with `CAP_SYS_PTRACE`, and to users that may open `/dev/userfaultfd`.
     Kernel,
-    /// This process's own loads and stores. Anybody may; a system call that meets such a page
-    /// fails.
+    /// This process's own loads and stores. Permitted to any process; a system call that meets such
+    /// a page fails.
     User,
 }
 
-/// Whether a page may be stored to.
+/// Protection of a page against stores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protection {
-    /// It may.
+    /// A store is permitted.
     Writable = 0,
     /// A store is a fault.
     WriteProtected = 1,
 }
 
-/// Why an access waits.
+/// Reason for which an access waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultKind {
     /// The page is absent.
@@ -42,21 +42,21 @@ pub enum FaultKind {
 /// An access that waits for an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// Where; of the access the page, not the byte.
+    /// Address of the accessed page, not of the byte.
     pub address: Hva,
-    /// Why.
+    /// Reason for which it waits.
     pub kind: FaultKind,
     /// Whether it is a store, as far as the kernel knows.
     pub is_write: bool,
 }
 
-/// A userfaultfd. Ranges are of whole pages. What was registered is not served any more once it is
+/// A userfaultfd. Ranges are of whole pages. Registered ranges are not served any more once it is
 /// dropped.
 #[derive(Debug)]
 pub struct Uffd(OwnedFd);
 
 impl Uffd {
-    /// A new one, which never blocks.
+    /// Opens a userfaultfd, which never blocks.
     ///
     /// # Errors
     /// The kernel's reason with what to do: no permission for kernel-mode faults, or no such
@@ -87,7 +87,7 @@ impl Uffd {
         self.request(abi::REGISTER, &mut [start.raw(), len, modes.0, 0])
     }
 
-    /// Protects registered pages, or lets stores through and wakes those that wait.
+    /// Protects registered pages, or permits stores and wakes those that wait.
     ///
     /// # Errors
     /// The kernel's: `ENOENT` for a range that is not registered so.
@@ -102,19 +102,19 @@ impl Uffd {
         }
     }
 
-    /// Fills absent registered pages from `bytes` and wakes who waits for them. Answers how many
-    /// bytes are done: the rest is to be asked for again.
+    /// Fills absent registered pages from `bytes` and wakes the accesses that wait for them.
+    /// Returns the number of bytes filled: the caller must repeat the call for the rest.
     ///
     /// # Errors
-    /// The kernel's: `AlreadyExists` if the first page is not absent; who waits for it is to be
-    /// woken by [`wake`](Self::wake).
+    /// The kernel's: `AlreadyExists` if the first page is not absent; accesses that wait for it
+    /// must then be woken by [`wake`](Self::wake).
     pub fn copy(&self, start: Hva, bytes: &[u8], protection: Protection) -> io::Result<u64> {
         let (from, len) = (bytes.as_ptr().addr() as u64, bytes.len() as u64);
         let mode = fill_mode(protection);
         self.fill(abi::COPY, [start.raw(), from, len, mode, 0])
     }
 
-    /// As [`copy`](Self::copy), of zeroes.
+    /// Fills with zeroes, otherwise as [`copy`](Self::copy).
     ///
     /// # Errors
     /// As those of [`copy`](Self::copy).
@@ -122,8 +122,8 @@ impl Uffd {
         self.fill(abi::ZEROPAGE, [start.raw(), len, 0, 0])
     }
 
-    /// Maps what the file already has, after a minor fault; else as [`copy`](Self::copy). Protected
-    /// pages need Linux 6.6.
+    /// Maps the page that the file already has, after a minor fault; otherwise as
+    /// [`copy`](Self::copy). Protected pages need Linux 6.6.
     ///
     /// # Errors
     /// As those of [`copy`](Self::copy).
@@ -132,10 +132,10 @@ impl Uffd {
         self.fill(abi::CONTINUE, [start.raw(), len, mode, 0])
     }
 
-    /// Lets accesses that wait in the range try again.
+    /// Wakes the accesses that wait in the range; they are retried.
     ///
     /// # Errors
-    /// The kernel's, for what is no range.
+    /// The kernel's, for an invalid range.
     pub fn wake(&self, start: Hva, len: u64) -> io::Result<()> {
         self.request(abi::WAKE, &mut [start.raw(), len])
     }
@@ -173,13 +173,13 @@ impl Uffd {
         }))
     }
 
-    /// A request whose last word comes back as the bytes done. Not all of them is no error: the
-    /// kernel says `EAGAIN`.
+    /// Makes a request whose last word returns the bytes done. It is no error if not all of them
+    /// are done, for which the kernel returns `EAGAIN`.
     fn fill<const N: usize>(&self, request: Request<N>, mut words: [u64; N]) -> io::Result<u64> {
         let done = self.request(request, &mut words);
         match done {
             Err(e) if e.raw_os_error() != Some(libc::EAGAIN) => Err(e),
-            // An error, negative, is nothing done.
+            // A negative value is an error: nothing is done.
             _ => Ok(u64::try_from(words[N - 1].cast_signed()).unwrap_or(0)),
         }
     }
@@ -199,14 +199,14 @@ impl Uffd {
     }
 }
 
-/// Readable while an access waits whose message nobody has taken.
+/// Readable while an access waits whose message has not been taken.
 impl AsFd for Uffd {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
 }
 
-/// The mode of copy and continue: bit 1 is protection, bit 0 to wake nobody.
+/// Returns the mode of copy and continue: bit 1 is protection, bit 0 suppresses the wake-up.
 fn fill_mode(protection: Protection) -> u64 {
     (protection as u64) << 1
 }
@@ -224,7 +224,7 @@ fn open(source: Source) -> io::Result<OwnedFd> {
     // SAFETY: the system call takes one integer and answers a descriptor or -1.
     let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, flags | mode) };
     if fd >= 0 {
-        // SAFETY: a descriptor the kernel has just given to us alone.
+        // SAFETY: a new descriptor from the kernel, which no other value owns.
         return Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) });
     }
     let refused = io::Error::last_os_error();

@@ -40,13 +40,14 @@ impl WriteGate {
         })
     }
 
-    /// What is watched.
+    /// Returns the watched mapping.
     pub fn mapping(&self) -> &SlotMapping {
         &self.mapping
     }
 
-    /// From its return on, a store to the page waits and makes the descriptor readable. A store
-    /// that came before is in memory: read every register again before sleeping.
+    /// Protects the page: from its return on, a store to the page waits and makes the descriptor
+    /// readable. Earlier stores are in memory: the caller must re-read every register before
+    /// sleeping.
     ///
     /// # Errors
     /// The kernel's.
@@ -56,7 +57,7 @@ impl WriteGate {
         Ok(())
     }
 
-    /// Lets waiting and later stores through; answers how many had been waiting.
+    /// Permits waiting and later stores; returns the number that had been waiting.
     ///
     /// # Errors
     /// The kernel's.
@@ -77,7 +78,8 @@ impl WriteGate {
         self.uffd.write_protect(page, PAGE_SIZE, protection)
     }
 
-    /// Reads the waiting messages: at most one a vCPU, so that the loop is bounded by their number.
+    /// Reads the waiting messages: at most one for each vCPU, so that the loop is bounded by their
+    /// number.
     fn drain(&self) -> u64 {
         let mut count = 0;
         while let Ok(Some(_)) = self.uffd.next_fault() {
@@ -94,11 +96,11 @@ impl AsFd for WriteGate {
     }
 }
 
-/// A descriptor on which faults at the write-protected `mapping` arrive.
+/// Opens a descriptor on which faults at the write-protected `mapping` arrive.
 fn watch(mapping: &SlotMapping) -> io::Result<Uffd> {
     let features = Features::WRITE_PROTECT | Features::WRITE_PROTECT_SHARED;
     let uffd = Uffd::open(Source::Kernel, features)?;
-    // SAFETY: `WriteGate` keeps the mapping longer than the descriptor. Nobody makes references
+    // SAFETY: `WriteGate` keeps the mapping longer than the descriptor. No code makes references
     // into it: it is KVM's.
     unsafe { uffd.register(mapping.hva(), PAGE_SIZE, Modes::WRITE_PROTECT) }?;
     Ok(uffd)

@@ -1,5 +1,5 @@
-//! A guest's memory, page by page: what of it is mapped for the guest, and whether it was stored
-//! to.
+//! A guest's memory, page by page: which pages are mapped for the guest, and whether they were
+//! stored to.
 
 use std::fs::File;
 use std::io;
@@ -11,28 +11,28 @@ use guest_mem::{Hva, PAGE_SIZE, SlotMapping};
 use crate::scan::{self, Query};
 use crate::{Fault, FaultKind, Features, Modes, Protection, Source, Uffd};
 
-/// What becomes known of stores.
+/// Detection of stores to protected pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stores {
-    /// Nothing.
+    /// Stores are not detected.
     Unseen,
-    /// A store to a protected page is no fault, but takes the protection away, which shows. Linux
-    /// 6.7.
+    /// A store to a protected page is no fault, but removes the protection, which leaves a trace.
+    /// Linux 6.7.
     Traced,
 }
 
 /// A fault at a page of the memory file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PageFault {
-    /// Its number in the file.
+    /// Number of the page in the file.
     pub page: u64,
-    /// Why it is one.
+    /// Reason of the fault.
     pub kind: FaultKind,
     /// Whether it is a store, as far as the kernel knows.
     pub is_write: bool,
 }
 
-/// The mappings that a guest's memory slots show of one memory file. Absent pages are faults.
+/// Mappings of one memory file for a guest's memory slots. Absent pages are faults.
 ///
 /// Pages are numbered as in the file. A page outside all mappings panics.
 #[derive(Debug)]
@@ -50,7 +50,7 @@ struct Part {
 }
 
 impl GuestMapping {
-    /// Takes over the faults of these mappings, each with its offset in the file, in bytes.
+    /// Serves the faults of these mappings from now on, each with its offset in the file, in bytes.
     ///
     /// # Errors
     /// The kernel's reason with what to do.
@@ -74,7 +74,7 @@ impl GuestMapping {
             parts: Vec::new(),
         };
         for (offset, mapping) in mappings {
-            // SAFETY: nobody makes references into a `SlotMapping`, and this one is kept until the
+            // SAFETY: no code makes references into a `SlotMapping`, and this one is kept until the
             // descriptor is dropped.
             unsafe { guest.uffd.register(mapping.hva(), mapping.len(), modes) }?;
             let first = offset / PAGE_SIZE;
@@ -83,7 +83,7 @@ impl GuestMapping {
         Ok(guest)
     }
 
-    /// The next access that waits; `None` if there is none now.
+    /// Returns the next access that waits; `None` if there is none now.
     ///
     /// # Errors
     /// The kernel's.
@@ -107,8 +107,8 @@ impl GuestMapping {
         }))
     }
 
-    /// Maps `count` pages that the file has, and wakes who waits for them. Those that are mapped
-    /// stay as they are.
+    /// Maps `count` pages that the file has, and wakes the accesses that wait for them. Pages that
+    /// are mapped stay as they are.
     ///
     /// # Errors
     /// The kernel's.
@@ -118,7 +118,8 @@ impl GuestMapping {
             let at = self.hva(page);
             let len = self.in_one_mapping(page, end - page) * PAGE_SIZE;
             match self.uffd.map_present(at, len, protection) {
-                // Less than all: the address space is changing under us, or the next one is mapped.
+                // Fewer than all: the address space is changing concurrently, or the next page is
+                // mapped.
                 Ok(done) => page += done / PAGE_SIZE,
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                     self.uffd.wake(at, PAGE_SIZE)?;
@@ -130,8 +131,8 @@ impl GuestMapping {
         Ok(())
     }
 
-    /// Gives pages that the file has not zeroes, maps them, and wakes who waits for them; how many:
-    /// fewer than `count` if the next one is in the file, or is mapped.
+    /// Adds pages of zeroes to the file, maps them, and wakes the accesses that wait for them.
+    /// Returns their number: fewer than `count` if the next page is in the file, or is mapped.
     ///
     /// # Errors
     /// The kernel's: no memory.
@@ -140,7 +141,8 @@ impl GuestMapping {
         while done < count {
             let len = self.in_one_mapping(first + done, count - done) * PAGE_SIZE;
             match self.uffd.zero(self.hva(first + done), len) {
-                // Less than all: the address space is changing under us, or the next one is there.
+                // Fewer than all: the address space is changing concurrently, or the next page is
+                // there.
                 Ok(bytes) => done += bytes / PAGE_SIZE,
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => break,
                 Err(error) => return Err(error),
@@ -149,8 +151,8 @@ impl GuestMapping {
         Ok(done)
     }
 
-    /// Takes the mapping of `count` pages away; the file keeps them, and the protection its trace.
-    /// From its return on no store reaches them from here.
+    /// Unmaps `count` pages; the file keeps them, and their protection keeps its trace. After its
+    /// return no store reaches them through this mapping.
     ///
     /// # Errors
     /// The kernel's.
@@ -166,7 +168,7 @@ impl GuestMapping {
         Ok(())
     }
 
-    /// Protects a page that is mapped: the next store shows.
+    /// Protects a page that is mapped: the next store is detected.
     ///
     /// # Errors
     /// The kernel's.
@@ -175,9 +177,9 @@ impl GuestMapping {
             .write_protect(self.hva(page), PAGE_SIZE, Protection::WriteProtected)
     }
 
-    /// Which of up to 64 pages were protected when they were last mapped or since, and nobody has
-    /// stored to from here after that; the first is the lowest bit. So it stays when a page is
-    /// unmapped.
+    /// Returns which of up to 64 pages were protected when they were last mapped or since, and have
+    /// not been stored to through this mapping after that; the first is the lowest bit. The result
+    /// is the same after a page is unmapped.
     ///
     /// # Errors
     /// The kernel's.
@@ -195,10 +197,10 @@ impl GuestMapping {
         Ok(found)
     }
 
-    /// The same of pages of one mapping, of which there is at least one.
+    /// Returns the same for pages of one mapping, of which there is at least one.
     fn protected_in_one(&self, first: u64, count: u64) -> io::Result<u64> {
         let start = self.hva(first);
-        // One that is not in between two that are.
+        // At most 32 runs: between two of them is a page that is not protected.
         let mut runs = [[0; 3]; 32];
         let runs = scan::scan(&self.pagemap, start, count, Query::CLEAN, &mut runs)?;
         let page = |address: u64| (address - start.raw()) / PAGE_SIZE;
@@ -209,7 +211,7 @@ impl GuestMapping {
         }))
     }
 
-    /// Whether the page is [`protected`](Self::protected).
+    /// Returns whether the page is [`protected`](Self::protected).
     ///
     /// # Errors
     /// The kernel's.
@@ -217,7 +219,7 @@ impl GuestMapping {
         Ok(self.protected(page, 1)? != 0)
     }
 
-    /// Lets accesses that wait for the page try again.
+    /// Wakes the accesses that wait for the page; they are retried.
     ///
     /// # Errors
     /// The kernel's.
@@ -225,8 +227,8 @@ impl GuestMapping {
         self.uffd.wake(self.hva(page), PAGE_SIZE)
     }
 
-    /// How many of `count` pages from `first` on lie in the mapping that `first` lies in: in the
-    /// file mappings follow each other, and in the address space they do not.
+    /// Returns how many of `count` pages from `first` on are in the mapping of `first`: mappings
+    /// are adjacent in the file, but not in the address space.
     fn in_one_mapping(&self, first: u64, count: u64) -> u64 {
         let part = self.part(first);
         count.min(part.first + part.mapping.len() / PAGE_SIZE - first)
@@ -247,7 +249,7 @@ impl GuestMapping {
     }
 }
 
-/// Readable while an access waits whose message nobody has taken.
+/// Readable while an access waits whose message has not been taken.
 impl AsFd for GuestMapping {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.uffd.as_fd()

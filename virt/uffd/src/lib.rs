@@ -1,23 +1,23 @@
-//! userfaultfd(2): a fault of this process becomes a message to whoever decides what the page
-//! holds.
+//! userfaultfd(2): a fault of this process becomes a message to the thread that decides on the
+//! page's content.
 //!
 //! * [`Uffd`]: the descriptor, the ranges registered with it, and the answers to faults.
 //! * [`GuestMapping`]: a guest's memory, whose absent pages are faults, and whose stores to
 //!   protected pages leave a trace.
-//! * [`WriteGate`]: a register page whose stores wake a sleeping core;
-//!   [`SlotMapping`](guest_mem::SlotMapping) is what it protects.
-//! * [`probe`]: what of it the running kernel does, found out by doing it.
+//! * [`WriteGate`]: a register page whose stores wake a sleeping core; it protects a
+//!   [`SlotMapping`](guest_mem::SlotMapping).
+//! * [`probe`]: tests of these features on the running kernel.
 //!
 //! Registered memory is meant to be a mapping of a memory file made for guests alone: faults belong
-//! to one *mapping*, so that the same file mapped again is reached without any.
+//! to one *mapping*, so that another mapping of the same file is accessed without faults.
 //!
 //! Numbers are those of `linux/userfaultfd.h`. Shared memory needs Linux 5.19 for write protection;
-//! what needs a later kernel says so. Left out: anonymous memory (`UFFDIO_MOVE`), huge pages, and
-//! the events of a changing address space (fork, remap, remove), without which no request has to
-//! wait for a message to be read.
+//! items that need a later kernel say so. Left out: anonymous memory (`UFFDIO_MOVE`), huge pages,
+//! and the events of a changing address space (fork, remap, remove), without which no request waits
+//! until a message is read.
 //!
-//! UNSAFETY: system calls on a descriptor this crate owns. No memory is read or written here but
-//! the argument structures, and what the probe has mapped for itself.
+//! UNSAFETY: system calls on a descriptor that this crate owns. Memory is read and written here
+//! only in the argument structures, and in the probe's own mappings.
 
 mod abi;
 mod descriptor;

@@ -1,18 +1,18 @@
-//! What the running kernel does with shared memory under userfaultfd, found out by doing it.
+//! Tests of the running kernel's behaviour on shared memory under userfaultfd.
 //!
-//! A pager drops a page unwritten because the kernel says that no processor has stored to it. A
-//! kernel that lacks a feature, or has it and tells something else, costs a guest its data, so that
-//! neither version numbers nor lists of features will do: distributions bring features back, and
-//! containers forbid some. [`Facts::probe`] makes a memory file of a few pages and treats them as a
-//! pager does ([`GuestMapping`]), in a millisecond or so; nothing of it is left.
+//! A pager drops a page unwritten because the kernel reports that no processor has stored to it. A
+//! kernel that lacks a feature, or reports wrongly, costs a guest its data. Neither version numbers
+//! nor lists of features are enough: distributions backport features, and containers forbid some.
+//! [`Facts::probe`] creates a memory file of a few pages and treats them as a pager does
+//! ([`GuestMapping`]), in a millisecond or so; it leaves nothing behind.
 //!
-//! * [`Facts`]: what was found, each with a remedy where something is lacking.
-//! * `clean`: what `PAGEMAP_SCAN` has to say of pages that were not stored to, and of others.
-//! * `scan`: what it says if asked the other way around. Nothing here relies on it.
+//! * [`Facts`]: results, each with a remedy where a feature is lacking.
+//! * `clean`: whether `PAGEMAP_SCAN` lists the pages that were not stored to, and no others.
+//! * `scan`: its answer if asked for the pages that were stored to. Nothing here relies on it.
 //!
 //! **It never waits.** The descriptor of the trial serves faults of user mode alone, and stores to
-//! the pages are made by the kernel (pread(2) into them): one that meets a page which is not there,
-//! or a protection that asks first, fails.
+//! the pages are made by the kernel (pread(2) into them): one that meets an absent page, or a
+//! protection that needs an answer, fails.
 //!
 //! Left out: that faults of KVM arrive (it takes a guest; that they *may* is
 //! [`Facts::kernel_faults`]), and huge pages of every size (a file that is written through write(2)
@@ -37,12 +37,12 @@ use rustix::io::{pread, pwrite};
 pub use self::scan::PagemapScan;
 use crate::{Features, GuestMapping, Protection, Source, Stores, Uffd};
 
-/// Something that a pager cannot do without.
+/// A feature that a pager needs and the kernel lacks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lack {
-    /// What is lacking.
+    /// Name of the feature.
     pub what: String,
-    /// What to do about it.
+    /// Instruction for the user that provides it.
     pub remedy: &'static str,
 }
 
@@ -52,24 +52,26 @@ impl fmt::Display for Lack {
     }
 }
 
-/// It is so, or what is lacking.
+/// Result of one test: present, or lacking.
 pub type Fact = Result<(), Lack>;
 
-/// What was found. `None` is a fact that could not be looked at, for one above it is lacking.
+/// Results of the tests. `None` is a test that could not be made, because the feature of one above
+/// it is lacking.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Facts {
-    /// Faults of the kernel, a guest's among them, can be served by this process.
+    /// This process can serve faults of the kernel, a guest's among them.
     pub kernel_faults: Fact,
-    /// So can absent pages of a memory file, and those that the file has and the mapping has not.
+    /// It can serve absent pages of a memory file, and pages that the file has and the mapping has
+    /// not.
     pub shared_memory: Option<Fact>,
     /// A store to a write-protected page of shared memory can leave a trace instead of waiting for
     /// an answer.
     pub traced_stores: Option<Fact>,
-    /// Pages that were not stored to can be told from others, mapped or not.
+    /// Pages that were not stored to can be distinguished from others, mapped or not.
     pub clean_evidence: Option<Fact>,
-    /// A page that a memory file is given takes the memory of a page.
+    /// One page added to a memory file takes the memory of one page.
     pub single_pages: Fact,
-    /// What `PAGEMAP_SCAN` says of a page that was stored to and unmapped, if it is asked for such
+    /// Answer of `PAGEMAP_SCAN` for a page that was stored to and unmapped, if it is asked for such
     /// pages. For information.
     pub pagemap_scan: Option<PagemapScan>,
 }
@@ -79,16 +81,16 @@ const OTHER_KERNEL: &str = "boot another kernel (Debian's 6.12 and Linux 6.18 pa
                             too";
 const WAY_IN: &str = "start it as root or with CAP_SYS_PTRACE, or give this user access to /dev/userfaultfd; \
                       a container's seccomp filter must let userfaultfd(2) pass";
-/// Where Linux is told whether shared memory may have huge pages, and what suits both guests that
-/// page and those that do not.
+/// Command that makes Linux use huge pages for shared memory only where they are asked for, which
+/// suits both guests that page and those that do not.
 pub const NO_HUGE_PAGES: &str = "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled";
 
 impl Facts {
-    /// Tries it out.
+    /// Runs the tests.
     pub fn probe() -> Self {
         let kernel_faults = kernel_faults();
         let shared_memory = match Uffd::open(Source::User, Features(0)) {
-            // The same reason once more.
+            // It would fail for the same reason as above.
             Err(_) if kernel_faults.is_err() => None,
             _ => Some(shared_memory()),
         };
@@ -116,7 +118,8 @@ impl Facts {
         }
     }
 
-    /// What is lacking, the most fundamental first. None: a pager can do its work here.
+    /// Returns the lacking features, the most fundamental first. None: a pager can do its work
+    /// here.
     pub fn lacks(&self) -> impl Iterator<Item = &Lack> {
         let Self {
             kernel_faults,
@@ -161,11 +164,11 @@ fn kernel_faults() -> Fact {
     })
 }
 
-/// A descriptor that is capable of this can be had.
+/// Tests whether a descriptor with these features can be opened.
 fn features(features: Features, what: &str) -> Fact {
     let opened = Uffd::open(Source::User, features);
     opened.map(drop).map_err(|error| match error.kind() {
-        // What the kernel says of a feature that it does not know.
+        // The kernel's answer for a feature that it does not know.
         io::ErrorKind::InvalidInput => lack(format!("this kernel has no {what}"), LINUX_6_7),
         _ => lack(format!("{what}: {error}"), WAY_IN),
     })
@@ -192,7 +195,7 @@ fn traced_stores() -> Fact {
     Trial::new(Stores::Traced).map(drop)
 }
 
-/// Gives one page of a file that could have huge ones something to hold, and asks what that took.
+/// Writes to one page of a file that could have huge ones, and checks how much memory that took.
 fn single_pages() -> Fact {
     const LEN: u64 = 4 << 20;
     let taken = || -> io::Result<u64> {
@@ -223,7 +226,7 @@ fn memory_file(len: u64) -> io::Result<OwnedFd> {
     Ok(file)
 }
 
-/// A memory file, and a mapping of it as a guest has.
+/// A memory file, and a mapping of it like a guest's.
 struct Trial {
     // Before the mapping, which is to outlast its registration.
     guest: GuestMapping,
@@ -236,7 +239,7 @@ impl Trial {
     /// Mapped pages, by their numbers in the file.
     const FIRST: u64 = 1;
     const LAST: u64 = 4;
-    /// What is stored to a page comes from here: a page of the file that is not mapped.
+    /// Source of the stores: a page of the file that is not mapped.
     const SOURCE: u64 = 0;
 
     fn new(stores: Stores) -> Result<Self, Lack> {
@@ -268,7 +271,7 @@ impl Trial {
         })
     }
 
-    /// The address of a mapped page.
+    /// Returns the address of a mapped page.
     fn address(&self, page: u64) -> Hva {
         assert!((Self::FIRST..=Self::LAST).contains(&page));
         Hva::new(self.mapping.hva().raw() + (page - Self::FIRST) * PAGE_SIZE)
@@ -294,8 +297,8 @@ impl clean::Pages for Trial {
         let to = std::ptr::with_exposed_provenance_mut::<u8>(self.address(page).raw() as usize);
         let (from, offset) = (self.file.as_raw_fd(), Self::SOURCE * PAGE_SIZE);
         // SAFETY: the eight bytes begin a page of `mapping` (`address` checks it), which lives as
-        // long as `self` and is writable; no code makes references into a `SlotMapping`. A page
-        // that is not there makes the call fail: the descriptor is `Source::User`.
+        // long as `self` and is writable; no code makes references into a `SlotMapping`. An absent
+        // page makes the call fail: the descriptor is `Source::User`.
         let read = unsafe { libc::pread(from, to.cast(), 8, offset as libc::off_t) };
         match read {
             8 => Ok(()),

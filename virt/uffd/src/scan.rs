@@ -1,8 +1,8 @@
 //! `PAGEMAP_SCAN` (Linux 6.7): runs of pages of this process that are all of a kind.
 //!
 //! Some kernels leave out pages that were stored to and are not mapped any more, unless nothing
-//! else is asked about pages. Whoever takes "not listed" for "clean" loses them. [`Query::CLEAN`]
-//! therefore asks the other way around: what is listed is clean.
+//! else is asked about pages. A caller that takes "not listed" for "clean" would lose them.
+//! [`Query::CLEAN`] therefore asks the other way around: a listed page is clean.
 
 use std::fs::File;
 use std::io;
@@ -20,16 +20,16 @@ pub(crate) const WRITTEN: u64 = 1 << 1;
 pub(crate) const PRESENT: u64 = 1 << 3;
 const SWAPPED: u64 = 1 << 4;
 
-/// Which pages are listed: sets of categories.
+/// Condition for the listed pages: sets of categories.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Query {
-    /// Of these the contrary counts, here and below.
+    /// Categories that count inverted, here and below.
     pub inverted: u64,
-    /// All of these.
+    /// A page must have all of these.
     pub all_of: u64,
-    /// At least one of these, unless there is none.
+    /// A page must have at least one of these, unless the set is empty.
     pub any_of: u64,
-    /// Of these a run's are told; runs that differ in them are apart.
+    /// Categories that are reported for a run; runs that differ in them are separate.
     pub told: u64,
 }
 
@@ -47,8 +47,8 @@ impl Query {
 /// First byte, end, categories.
 pub(crate) type Run = [u64; 3];
 
-/// The first runs of what is asked for among `pages` from `start` on, as many as `runs` has room
-/// for. Changes no page.
+/// Returns the first runs of pages that match the query among `pages` from `start` on, as many as
+/// `runs` has room for. Changes no page.
 ///
 /// # Errors
 /// The kernel's; `ENOTTY` if it has no such request.

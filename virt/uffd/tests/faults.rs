@@ -1,4 +1,4 @@
-//! The calls against the running kernel. What it does not offer is skipped with a word.
+//! Calls against the running kernel. Features that it lacks are skipped with a message.
 
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, OwnedFd};
@@ -20,7 +20,7 @@ fn file() -> OwnedFd {
     file
 }
 
-/// The first word of a page: what a guest would load and store.
+/// Returns the first word of a page: the one that a guest would load and store.
 fn word(page: &SlotMapping) -> &'static AtomicU64 {
     let at = std::ptr::with_exposed_provenance_mut(page.hva().raw() as usize);
     // SAFETY: aligned, mapped until the test drops `page` after its threads have ended, and only
@@ -28,8 +28,8 @@ fn word(page: &SlotMapping) -> &'static AtomicU64 {
     unsafe { AtomicU64::from_ptr(at) }
 }
 
-/// A page whose faults of `modes` arrive at the descriptor; `None` where the kernel has no such
-/// thing.
+/// Maps a page whose faults of `modes` arrive at the descriptor; `None` where the kernel lacks the
+/// feature.
 fn watched(file: &OwnedFd, features: Features, modes: Modes) -> Option<(Uffd, SlotMapping)> {
     let uffd = match Uffd::open(Source::User, features) {
         Ok(uffd) => uffd,
@@ -136,7 +136,7 @@ fn a_store_to_a_protected_page_waits_for_permission() {
     let Some((uffd, page)) = watched(&file, features, modes) else {
         return;
     };
-    // Filled as protected: the first store is seen though nobody protected the page later.
+    // Filled as protected: the first store is detected without a later call to protect the page.
     let bytes = [0; PAGE as usize];
     uffd.copy(page.hva(), &bytes, Protection::WriteProtected)
         .unwrap();

@@ -1,5 +1,5 @@
-//! What a pager relies on, page by page, against the running kernel. What it does not offer is
-//! skipped with a word.
+//! Operations of a pager, page by page, against the running kernel. Features that it lacks are
+//! skipped with a message.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ struct Guest {
 }
 
 impl Guest {
-    /// The second half of a file of twice as many pages.
+    /// Maps the second half of a file of twice as many pages.
     fn new() -> Option<Self> {
         let file = memfd_create("guest", MemfdFlags::CLOEXEC).expect("a file");
         ftruncate(&file, 2 * PAGES * PAGE).expect("its pages");
@@ -44,7 +44,7 @@ impl Guest {
         }
     }
 
-    /// The first word of a page: what a guest would load and store.
+    /// Returns the first word of a page: the one that a guest would load and store.
     fn word(&self, page: u64) -> &'static AtomicU64 {
         let at = self.mapping.hva().raw() + (page - PAGES) * PAGE;
         let at = std::ptr::with_exposed_provenance_mut(at as usize);
@@ -115,7 +115,7 @@ fn an_unmapped_page_is_a_minor_fault_and_a_punched_one_is_missing() {
 }
 
 #[test]
-fn the_first_store_takes_the_protection_away_and_nobody_waits() {
+fn the_first_store_removes_the_protection_and_does_not_wait() {
     let Some(guest) = Guest::new() else { return };
     let page = PAGES;
     guest.put(page, 7);
@@ -135,7 +135,7 @@ fn the_first_store_takes_the_protection_away_and_nobody_waits() {
     assert_eq!(guest.pages.next_fault().unwrap(), None);
 }
 
-/// The whole of what is known of a page once it can no longer be stored to.
+/// The trace is all that is known of a page that can no longer be stored to.
 #[test]
 fn the_trace_outlives_the_mapping() {
     let Some(guest) = Guest::new() else { return };
@@ -150,7 +150,7 @@ fn the_trace_outlives_the_mapping() {
         }
         guest.pages.unmap(page, 1).unwrap();
         assert_eq!(guest.is_protected(page), !is_stored);
-        // What comes in unprotected afterwards leaves none.
+        // A page that is mapped unprotected afterwards leaves no trace.
         guest.pages.map(page, 1, Protection::Writable).unwrap();
         assert!(!guest.is_protected(page));
         guest.pages.unmap(page, 1).unwrap();
@@ -210,7 +210,7 @@ fn a_range_beyond_the_mapping_is_refused() {
 /// Memory below and above the hole under 4 GiB: side by side in the file, apart in the address
 /// space.
 #[test]
-fn pages_that_lie_across_two_mappings_are_seen_to_together() {
+fn pages_across_two_mappings_are_handled_together() {
     let file = memfd_create("guest", MemfdFlags::CLOEXEC).expect("a file");
     ftruncate(&file, 2 * PAGES * PAGE).expect("its pages");
     let half = |offset| {

@@ -12,13 +12,13 @@ use crate::interrupts::Pending;
 use crate::request::{Op, Target, TicketResult};
 use crate::unit::ResolveUnit;
 
-/// Steps of a unit that one register write may set off before its vCPU goes on. Each does a bounded
-/// batch and says whether more can be done at once; what a guest asks for beyond them (a long queue
-/// over many leases) is done by the sweeps that follow.
+/// Bound on the steps of a unit that one register write may set off before its vCPU goes on. Each
+/// step does a bounded batch and reports whether more can be done at once. The remainder (a long
+/// queue over many leases) is left to the sweeps that follow.
 const STEPS_OF_A_WRITE: u32 = 64;
 
-/// How long requests may hold up the end of the machine, at most: whoever is to be cancelled has
-/// had time to finish by itself.
+/// Limit on the time for which requests may hold up the end of the machine. It gives those that are
+/// then cancelled time to finish by themselves.
 const END_DRAIN_LIMIT: Duration = Duration::from_secs(1);
 
 impl<U, F, M> Owner<U, F, M>
@@ -43,9 +43,9 @@ where
         }
     }
 
-    /// An access to a unit's registers that exited. Everything that a write sets off is done before
-    /// the vCPU goes on, but what waits for leases, so that a trapped write costs one exit however
-    /// much it asks for.
+    /// Performs an access to a unit's registers that exited. Everything that a write sets off,
+    /// except waits for leases, is done before the vCPU goes on: a trapped write costs one exit
+    /// however much it asks for.
     pub(super) fn access_unit(&mut self, at: usize, op: Op, turn: &mut Turn<'_>) -> u64 {
         if at >= self.units.len() {
             return u64::MAX;
@@ -105,7 +105,8 @@ where
                 function.bar_write(bar, offset, data, keep, effects);
             }
         }
-        // Before the answer: the vCPU goes on when its interrupts are sent and its lines connected.
+        // Before the answer, so that the vCPU's interrupts are sent and its lines connected when it
+        // goes on.
         self.apply(number, now);
         self.settle(now);
         match self.slots.get_mut(number) {
@@ -121,7 +122,7 @@ where
         for slot in self.slots.iter_mut().flatten() {
             slot.function.get_mut().ticket_done(ticket, result);
         }
-        // Whether the table has come, or never will, it says itself.
+        // The retried access finds out whether the table is there or never will be.
         for retry in self.interrupts.take_pending(ticket) {
             match retry {
                 Pending::Message {

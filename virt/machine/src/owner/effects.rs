@@ -1,4 +1,4 @@
-//! Acting on what units tell and on what functions ask for.
+//! Acting on the reports of units and on the effects that functions ask for.
 
 use guest_mem::PhysMem;
 use sidecore::Nanos;
@@ -13,7 +13,7 @@ where
     F: ResolveFunction<U::Command>,
     M: PhysMem,
 {
-    /// Acts on what units have told.
+    /// Acts on the pending reports of units.
     #[inline]
     pub(super) fn settle(&mut self, now: Nanos) {
         while !self.news.is_empty() {
@@ -21,8 +21,8 @@ where
         }
     }
 
-    /// Bound: as many answers as there were commands; a function takes no new requests while it is
-    /// told of an answer.
+    /// Acts on one round of reports. The number of rounds is bounded by the number of commands: a
+    /// function takes no new requests while it receives an answer.
     #[cold]
     pub(super) fn act_on_news(&mut self, now: Nanos) {
         for event in std::mem::take(&mut self.news.events) {
@@ -30,7 +30,7 @@ where
         }
         for (id, result) in std::mem::take(&mut self.news.answers) {
             let number = (id.0 >> 32) as usize;
-            // Whoever asked may be gone.
+            // The function may have been removed.
             if let Some(Some(slot)) = self.slots.get_mut(number) {
                 let function = slot.function.get_mut();
                 function.command_done(id, result, &mut slot.effects);
@@ -64,7 +64,7 @@ where
         }
     }
 
-    /// Carries out what function `number` has asked for.
+    /// Carries out the effects that function number `number` has asked for.
     #[inline]
     pub(super) fn apply(&mut self, number: usize, now: Nanos) {
         if let Some(Some(slot)) = self.slots.get(number)
@@ -114,7 +114,7 @@ where
         }
     }
 
-    /// Notes the messages of a function's interrupt lines, and connects those that have changed.
+    /// Records the messages of a function's interrupt lines, and connects those that have changed.
     #[cold]
     pub(super) fn reroute(&mut self, number: usize) {
         let Some(Some(slot)) = self.slots.get_mut(number) else {
@@ -146,7 +146,7 @@ where
         }
     }
 
-    /// Tells function number `number` of what it has held for too long.
+    /// Notifies function number `number` of the invalidations that it has held for too long.
     #[cold]
     pub(super) fn watch_holds(&mut self, number: usize, now: Nanos) {
         let Some(Some(slot)) = self.slots.get_mut(number) else {

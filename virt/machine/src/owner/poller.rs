@@ -9,9 +9,8 @@ use crate::function::{Progress, ResolveFunction};
 use crate::request::Request;
 use crate::unit::{ResolveUnit, UnitPoll};
 
-/// Doorbell eventfds are looked at once in this many idle sweeps: a driver that rings although
-/// nobody asked (a queue whose ring faulted tries again at once) is heard, and an idle sweep stays
-/// free of system calls.
+/// Number of idle sweeps between two reads of the doorbell eventfds. So a driver that rings unasked
+/// (a queue whose ring faulted retries at once) is served, and an idle sweep needs no system calls.
 const DOORBELL_PERIOD: u32 = 1024;
 
 impl<U, F, M> Owner<U, F, M>
@@ -53,7 +52,7 @@ where
             if let Some(Some(slot)) = self.slots.get_mut(number)
                 && std::mem::take(&mut slot.is_answered)
             {
-                // Once: what this one asks for is answered in the next sweep.
+                // Called once: commands that this call asks for are answered in the next sweep.
                 match self.call(number, Call::Poll, now) {
                     Progress::Idle => {}
                     other => progress = other,
@@ -79,7 +78,7 @@ where
         activity
     }
 
-    /// Looks after a stop: the limit, and those who wait for it.
+    /// Handles a stop: checks its limit, and replies to the callers that wait for it.
     #[cold]
     pub(super) fn watch(&mut self, number: usize, now: Nanos) {
         let Some(Some(slot)) = self.slots.get_mut(number) else {
@@ -97,7 +96,7 @@ where
             && !slot.is_told
         {
             slot.is_told = true;
-            // Nobody may be waiting any more.
+            // The receiver may be gone.
             let _ = end.send(number);
         }
         if slot.removal.is_some()
@@ -106,7 +105,7 @@ where
         {
             let source = slot.effects.source();
             if !slot.holds.is_empty() {
-                // It has ended, so nothing is in its reach.
+                // It has ended, so it reaches nothing any more.
                 let holds = slot.holds.len() as u32;
                 self.units[slot.unit].control_mut().release(holds);
             }
@@ -124,7 +123,7 @@ where
         }
     }
 
-    /// Registers everything that may wake it.
+    /// Registers every descriptor that may wake the owner.
     pub(super) fn listen(&mut self, wakes: &mut Wakes) -> std::io::Result<()> {
         self.is_listening = true;
         self.wake_fds.clear();
@@ -215,8 +214,8 @@ where
             self.slots[number].as_ref().is_some_and(waits)
                 || self.call(number, Call::HasWork, now) != Progress::Idle
         });
-        // The units last: a look at a ring may have been refused and recorded, and the guest is to
-        // be told.
+        // Units last: an access to a ring may have been refused and recorded, and the guest must be
+        // notified of that.
         functions
             || self
                 .units

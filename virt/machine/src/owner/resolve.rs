@@ -1,5 +1,5 @@
-//! Calls into units and functions with the concrete unit resolved, and whom a unit tells while it
-//! works.
+//! Calls into units and functions with the concrete unit resolved, and the receiver of a unit's
+//! reports.
 
 use guest_mem::{Iommu, Leases, NoIommu, Pages, PhysMem};
 use platform::interrupt::{InterruptSink, Message};
@@ -13,7 +13,7 @@ use crate::unit::{
     Scope, UnitEvent, UnitPoll, UnitSink, UnitVisitor,
 };
 
-/// What units have told and the owner has not yet acted on. Kept for its allocations.
+/// Reports of units on which the owner has not yet acted. Kept for its allocations.
 #[derive(Default)]
 pub(super) struct News {
     pub(super) events: Vec<UnitEvent>,
@@ -29,11 +29,11 @@ impl News {
     }
 }
 
-/// What a unit tells, while it works.
+/// Receiver of a unit's reports while it works.
 pub(super) struct Listener<'a, F, C> {
     pub(super) unit: usize,
     pub(super) has_subscribers: bool,
-    /// When what is held from now on is overdue.
+    /// Time at which an invalidation held from now on is overdue.
     pub(super) hold_limit: Nanos,
     pub(super) next_hold: &'a mut HoldId,
     pub(super) slots: &'a mut [Option<Slot<F, C>>],
@@ -63,7 +63,7 @@ impl<F: ResolveFunction<C>, C> UnitSink for Listener<'_, F, C> {
             }
             let id = *self.next_hold;
             if slot.function.get_mut().invalidated(what, id) == Hold::Yes {
-                // 2^64 names outlast any machine.
+                // 2^64 names last for any machine's lifetime.
                 self.next_hold.0 += 1;
                 let limit = Some(self.hold_limit);
                 slot.holds.push(Held { id, limit });
@@ -87,7 +87,7 @@ impl<F: ResolveFunction<C>, C> UnitSink for Listener<'_, F, C> {
     }
 }
 
-/// What a unit is to do, with what it is lent for it and whom it tells.
+/// A call into a unit: the operation, the resources for it, and the receiver of its reports.
 pub(super) struct UnitCall<'a, W, F, C, M> {
     pub(super) what: W,
     pub(super) mem: &'a M,
@@ -95,7 +95,7 @@ pub(super) struct UnitCall<'a, W, F, C, M> {
     pub(super) sink: Listener<'a, F, C>,
 }
 
-/// It is polled.
+/// Operation of a [`UnitCall`]: a poll.
 pub(super) struct PollUnit;
 
 impl<F: ResolveFunction<C>, C, M: PhysMem> UnitVisitor<C> for UnitCall<'_, PollUnit, F, C, M> {
@@ -129,7 +129,7 @@ impl<F: ResolveFunction<C>, C, M: PhysMem> UnitVisitor<C>
     }
 }
 
-/// What a function's data path is called for.
+/// Method of a function's data path to call.
 #[derive(Clone, Copy)]
 pub(super) enum Call {
     Poll,
@@ -138,7 +138,7 @@ pub(super) enum Call {
     Disarm,
 }
 
-/// A function, and what it is lent besides its unit.
+/// A function, and the resources of a call into it besides its unit.
 pub(super) struct Lent<'a, F, C, M> {
     pub(super) slot: &'a mut Slot<F, C>,
     pub(super) bypass: &'a mut NoIommu,

@@ -8,15 +8,15 @@
 //!   writes it to the ejection register. Linux registers a slot for each device with `_ADR` and
 //!   `_EJ0` (`acpiphp`, which is built in where `CONFIG_HOTPLUG_PCI_ACPI` is set, and needs no
 //!   `_OSC` on a root bus): `echo 0 > /sys/bus/pci/slots/N/power` detaches the driver and evaluates
-//!   `_EJ0`. No `_STA`: Linux reads the function's vendor then, which is all ones once it is gone.
-//!   Only removal is offered: nothing notifies the guest of a function that has come.
+//!   `_EJ0`. Without a `_STA`, Linux reads the function's vendor, which is all ones once the
+//!   function is gone. Only removal is offered: the guest is not notified of an added function.
 //! * `\_SB.MBRD`: ECAM as a motherboard resource, without which Linux distrusts MCFG.
 //! * `\_SB.COM1`: 16550 at 3F8, I/O APIC pin 4, edge, active high.
-//! * `\_SB.PWRB`: the power button, and `\_SB.GED`, which hears of it: a hardware-reduced platform
-//!   has no fixed button and no general-purpose events (ACPI §5.6.9). I/O APIC pin 9, edge, active
-//!   high; `_EVT` notifies the button that it was pressed.
-//! * `\_SB.PEVT`: QEMU's pvpanic, by which Linux tells that it has panicked (`pvpanic-mmio` binds
-//!   to QEMU0001).
+//! * `\_SB.PWRB`: the power button, and `\_SB.GED`, the event device that reports it: a
+//!   hardware-reduced platform has no fixed button and no general-purpose events (ACPI §5.6.9). I/O
+//!   APIC pin 9, edge, active high; `_EVT` notifies the button that it was pressed.
+//! * `\_SB.PEVT`: QEMU's pvpanic, by which Linux reports a panic (`pvpanic-mmio` binds to
+//!   QEMU0001).
 //! * `\_S5`: soft off by the sleep control register.
 
 use acpi_tables::Aml;
@@ -29,7 +29,7 @@ use acpi_tables::aml::{
 use super::{PciResources, PinRoute};
 use crate::layout;
 
-/// What a power button is told when it has been pressed (ACPI §5.6.6).
+/// Notification value for a power button that has been pressed (ACPI §5.6.6).
 const PRESSED: u8 = 0x80;
 
 fn pci_host_bridge(pci: &PciResources) -> Vec<u8> {
@@ -55,7 +55,7 @@ fn pci_host_bridge(pci: &PciResources) -> Vec<u8> {
     let resources = ResourceTemplate::new(resources);
     let routes = (!pci.pins.is_empty()).then(|| Raw(routing_table(&pci.pins)));
     let (hid, cid) = (EISAName::new("PNP0A08"), EISAName::new("PNP0A03"));
-    // Devices do not snoop less than CPUs do.
+    // Devices snoop the caches as CPUs do.
     let coherent = 1u8;
     let names: [(&str, &dyn Aml); 7] = [
         ("_HID", &hid),
@@ -82,8 +82,8 @@ fn pci_host_bridge(pci: &PciResources) -> Vec<u8> {
     out
 }
 
-/// `_PRT` (ACPI §6.2.13): per pin the function's address, the pin counted from 0, no link device,
-/// the global interrupt.
+/// Returns `_PRT` (ACPI §6.2.13): for each pin the function's address, the pin counted from 0, no
+/// link device, the global interrupt.
 fn routing_table(pins: &[PinRoute]) -> Vec<u8> {
     let entries: Vec<Raw> = pins
         .iter()
@@ -101,7 +101,7 @@ fn routing_table(pins: &[PinRoute]) -> Vec<u8> {
     out
 }
 
-/// The ejection register (an operation region of one byte), and the slots that use it; nothing
+/// Returns the ejection register (an operation region of one byte) and the slots that use it; empty
 /// where there are none.
 fn ejectable_slots(slots: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
@@ -139,7 +139,7 @@ fn ejectable_slots(slots: &[u8]) -> Vec<u8> {
     out
 }
 
-/// The power button, and the generic event device whose one interrupt is the press.
+/// Returns the power button, and the generic event device whose one interrupt is the press.
 fn power_button() -> Vec<u8> {
     let mut out = Vec::new();
     Device::new(
@@ -182,7 +182,7 @@ impl Aml for Raw {
     }
 }
 
-/// The definition block, without the table header.
+/// Returns the definition block, without the table header.
 pub fn aml(pci: &PciResources) -> Vec<u8> {
     let ecam = Memory32Fixed::new(true, layout::ECAM as u32, layout::ECAM_SIZE as u32);
     let mut out = Vec::new();

@@ -6,11 +6,11 @@
 //! | FADT | hardware-reduced: sleep control and status, reset register; no PIT, 8259, RTC, keyboard |
 //! | MADT | a local APIC per vCPU, the I/O APIC (id 0, pins 0 to 23) |
 //! | MCFG | ECAM of segment 0, bus 0 |
-//! | others | complete tables from the owners of what they describe: DMAR of an IOMMU |
+//! | others | complete tables from the owners of the hardware they describe: DMAR of an IOMMU |
 //! | DSDT | PCI host bridge, COM1, power button, notice of a panic, `_S5`: see the module `dsdt` |
 //!
-//! [`build`] lays everything out behind the RSDP and returns one image; the caller copies it into
-//! RAM. Left out: FACS, GPEs, sleep buttons, processors as namespace devices.
+//! [`build`] lays everything out behind the RSDP and returns one image, which the caller copies
+//! into RAM. Left out: FACS, GPEs, sleep buttons, processors as namespace devices.
 
 mod dsdt;
 pub mod viot;
@@ -32,7 +32,7 @@ use crate::layout;
 const OEM: [u8; 6] = *b"EXITLS";
 const OEM_TABLE: [u8; 8] = *b"EXITLESS";
 const OEM_REVISION: u32 = 1;
-/// Tables are placed at multiples of this.
+/// Alignment of the tables, bytes.
 const ALIGN: usize = 64;
 
 /// FADT `IAPC_BOOT_ARCH`: VGA not present (2), no CMOS RTC (5).
@@ -49,7 +49,7 @@ pub struct PinRoute {
     pub input: u8,
 }
 
-/// What the PCI bus has beyond what every machine has.
+/// Resources of the PCI bus that differ between machines.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PciResources {
     /// The memory window beyond 4 GiB; empty: none.
@@ -60,7 +60,7 @@ pub struct PciResources {
     pub ejectable: Vec<u8>,
 }
 
-/// What the tables depend on.
+/// Parameters of the tables.
 #[derive(Clone, Debug, Default)]
 pub struct AcpiConfig {
     /// vCPUs, whose APIC ids are 0, 1, …
@@ -68,7 +68,7 @@ pub struct AcpiConfig {
     /// Further tables for the XSDT, which lists them last and in this order. Each is complete:
     /// header with signature, length and checksum, then the body.
     pub tables: Vec<Vec<u8>>,
-    /// What is on the PCI bus.
+    /// Resources of the PCI bus.
     pub pci: PciResources,
 }
 
@@ -139,14 +139,14 @@ pub struct TooLarge {
 /// Length of the header that all tables listed in the XSDT begin with (§5.2.6).
 const HEADER_LEN: usize = 36;
 
-/// Whether the header's length is that of the table, and all bytes add up to 0.
+/// Returns whether the header's length is that of the table, and all bytes add up to 0.
 fn is_complete(table: &[u8]) -> bool {
     let sum = table.iter().fold(0u8, |sum, byte| sum.wrapping_add(*byte));
     let len = u32::try_from(table.len()).unwrap_or(0).to_le_bytes();
     table.len() >= HEADER_LEN && table[4..8] == len && sum == 0
 }
 
-/// All tables as one image for [`layout::ACPI_RSDP`].
+/// Returns all tables as one image for [`layout::ACPI_RSDP`].
 ///
 /// # Errors
 /// They do not fit.

@@ -1,4 +1,4 @@
-//! The image parsed again, by hand, as an operating system finds its way through it.
+//! The image parsed again, as an operating system does.
 
 use super::*;
 
@@ -13,7 +13,7 @@ fn sum(table: &[u8]) -> u8 {
     table.iter().fold(0, |sum, byte| sum.wrapping_add(*byte))
 }
 
-/// Tables the XSDT names, by signature.
+/// Returns the tables that the XSDT names, by signature.
 fn tables(image: &[u8]) -> Vec<(String, &[u8])> {
     assert_eq!(&image[..8], b"RSD PTR ");
     assert_eq!(sum(&image[..20]), 0, "RSDP, first part");
@@ -114,7 +114,7 @@ fn the_mcfg_covers_bus_0_only() {
     assert_eq!(mcfg[52..56], [0, 0, 0, 0]);
 }
 
-/// A complete table of `len` bytes.
+/// Returns a complete table of `len` bytes.
 fn table(signature: &[u8; 4], len: u32) -> Vec<u8> {
     let mut table = vec![0x5a; len as usize];
     table[..4].copy_from_slice(signature);
@@ -173,7 +173,7 @@ fn incomplete_tables_are_a_fault_of_their_owner() {
     let mut wrong_sum = good.clone();
     wrong_sum[9] ^= 1;
     let mut cut_off = good.clone();
-    // The checksum stays right.
+    // The checksum is still right.
     cut_off[46] = cut_off[46].wrapping_add(cut_off.pop().unwrap());
     for table in [&wrong_sum, &cut_off, &table(b"VIOT", 35), &vec![]] {
         assert!(!is_complete(table), "{table:x?}");

@@ -42,8 +42,8 @@ const VIRTIO_IOMMU_PCI_LEN: u16 = 16;
 /// The bus that [`ranges_without`] covers: every function of bus 0.
 const BUS_0: RangeInclusive<u16> = 0..=0xff;
 
-/// The table for the virtio-iommu device at `iommu` and its endpoints. Functions are given as bus,
-/// device and function in 16 bits.
+/// Returns the table for the virtio-iommu device at `iommu` and its endpoints. Functions are given
+/// as bus, device and function in 16 bits.
 ///
 /// # Panics
 /// If a range is empty, overlaps another one or contains `iommu`, or there are 65535 of them: the
@@ -93,8 +93,8 @@ fn check(iommu: u16, endpoints: &[RangeInclusive<u16>]) {
     }
 }
 
-/// The fewest ranges, in ascending order, that have in them every function of bus 0 but `excluded`.
-/// Functions of other buses may be among `excluded`, in any order.
+/// Returns the fewest ranges, in ascending order, that contain every function of bus 0 except
+/// `excluded`. Functions of other buses may be among `excluded`, in any order.
 pub fn ranges_without(excluded: &[u16]) -> Vec<RangeInclusive<u16>> {
     let endpoints = BUS_0.filter(|function| !excluded.contains(function));
     let mut ranges: Vec<RangeInclusive<u16>> = Vec::new();

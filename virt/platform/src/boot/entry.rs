@@ -1,4 +1,5 @@
-//! How a kernel is entered, and what lies in RAM for it then: segment descriptors and page tables.
+//! Entry points of a kernel, and the structures in RAM that they need: segment descriptors and page
+//! tables.
 //!
 //! * [`Entry::Linux64`]: Linux 64-bit boot protocol (Documentation/x86/boot.rst, "64-bit boot
 //!   protocol"): long mode, first 4 GiB mapped one to one, flat segments 0x10 and 0x18, RSI =
@@ -6,13 +7,13 @@
 //! * [`Entry::Pvh`]: Xen's x86/HVM direct boot ABI: 32-bit protected mode, paging off, EBX = start
 //!   info.
 //!
-//! The registers that go with it are the hypervisor's affair.
+//! The registers of each entry are set by the hypervisor.
 
 use vm_memory::{Bytes, GuestAddress, GuestMemoryError, GuestMemoryMmap};
 
 use crate::layout;
 
-/// How and where a kernel is entered.
+/// Entry point of a kernel and its protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Entry {
     /// Linux's 64-bit entry point at this guest-physical address.
@@ -21,8 +22,8 @@ pub enum Entry {
     Pvh(u64),
 }
 
-/// The table at [`layout::BOOT_GDT`] (Intel SDM volume 3 §3.4.5): null, unused, 0x10 flat code,
-/// 0x18 flat data, 0x20 a busy task state of 0x68 bytes at 0. Code is 64-bit for
+/// Returns the table at [`layout::BOOT_GDT`] (Intel SDM volume 3 §3.4.5): null, unused, 0x10 flat
+/// code, 0x18 flat data, 0x20 a busy task state of 0x68 bytes at 0. Code is 64-bit for
 /// [`Entry::Linux64`], 32-bit for [`Entry::Pvh`].
 pub fn gdt(entry: Entry) -> [u64; 5] {
     let code = match entry {
@@ -43,7 +44,7 @@ pub(super) fn write_tables(ram: &GuestMemoryMmap, entry: Entry) -> Result<(), Gu
     Ok(())
 }
 
-/// PML4, PDPT and four directories of 2 MiB pages: 4 GiB one to one.
+/// Writes PML4, PDPT and four directories of 2 MiB pages: 4 GiB one to one.
 fn write_page_tables(ram: &GuestMemoryMmap) -> Result<(), GuestMemoryError> {
     const PRESENT_WRITABLE: u64 = 0b11;
     const LARGE: u64 = 1 << 7;

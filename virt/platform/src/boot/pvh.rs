@@ -1,5 +1,5 @@
-//! PVH start info (Xen `public/arch-x86/hvm/start_info.h`, version 1): what an ELF kernel finds at
-//! EBX.
+//! PVH start info (Xen `public/arch-x86/hvm/start_info.h`, version 1): the structure to which EBX
+//! points at an ELF kernel's entry.
 //!
 //! One page: start info, then the memory map, then the one module (the initrd).
 

@@ -1,5 +1,5 @@
-//! A stand-in for guest RAM that has no file: loaders write to a mapping of one, and what they
-//! wrote is copied.
+//! Temporary copy of guest RAM that has no file: loaders write to a mapping of the copy's file, and
+//! the written bytes are then copied into guest RAM.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -10,10 +10,10 @@ use rustix::io::Errno;
 
 use super::BootError;
 
-/// Bytes that are copied at once.
+/// Bytes copied at a time.
 const CHUNK: u64 = 1 << 20;
 
-/// Memory with the same regions and a file, which takes what is written to it and no more.
+/// Memory with the same regions and a file, which allocates only the bytes that are written to it.
 pub struct Copy(GuestRam);
 
 impl Copy {
@@ -28,7 +28,7 @@ impl Copy {
         &self.0
     }
 
-    /// Copies what was written; the rest of `ram` stays as it is.
+    /// Copies the written bytes; the rest of `ram` stays as it is.
     pub fn move_into(self, ram: &GuestRam) -> Result<(), BootError> {
         let file = self.0.memfd().expect("it has one");
         let mut bytes = vec![0; CHUNK as usize];
@@ -48,13 +48,12 @@ impl Copy {
     }
 }
 
-/// The next bytes of a region, from `at` on, that somebody has written: start and end within the
-/// region.
+/// Returns the next written bytes of a region, from `at` on: start and end within the region.
 fn extent(file: BorrowedFd<'_>, region: &Region, at: u64) -> io::Result<Option<(u64, u64)>> {
     let end = region.fd_offset + region.len;
     let from = match seek(file, SeekFrom::Data(region.fd_offset + at)) {
         Ok(from) if from < end => from,
-        // That is of another region, or the rest is a hole.
+        // The data found belongs to another region, or the rest is a hole.
         Ok(_) | Err(Errno::NXIO) => return Ok(None),
         Err(error) => return Err(error.into()),
     };

@@ -1,4 +1,4 @@
-//! Loading from invented files into real guest RAM.
+//! Loading from made-up files into real guest RAM.
 
 use std::io::Write;
 
@@ -14,7 +14,7 @@ fn file(content: &[u8]) -> File {
     file
 }
 
-/// A bzImage of one setup sector and `body`, protocol 2.12, 64-bit.
+/// Returns a bzImage of one setup sector and `body`, protocol 2.12, 64-bit.
 fn bzimage(body: &[u8]) -> Vec<u8> {
     let mut image = vec![0; 1024];
     image[0x1f1] = 1;
@@ -73,7 +73,8 @@ fn a_bzimage_lands_at_one_mib_with_params_command_line_and_initrd() {
     assert_eq!(read(&ram, u64::from(at), 5000), [7; 5000]);
 }
 
-/// Two regions, as a machine of more than 3 GiB has; what was there stays where nothing is loaded.
+/// Two regions, as in a machine of more than 3 GiB; memory to which nothing is loaded keeps its
+/// content.
 #[test]
 fn memory_without_a_file_gets_the_same() {
     let regions = [(Gpa::new(0), MEMORY), (Gpa::new(1 << 32), 4 << 20)];
@@ -109,7 +110,7 @@ fn command_lines_that_are_too_long_or_not_ascii_are_refused() {
 }
 
 #[test]
-fn kinds_are_told_by_magic_numbers() {
+fn kinds_are_recognised_by_magic_numbers() {
     let kind = |content: &[u8]| kernel_kind(&mut file(content)).unwrap();
     assert_eq!(kind(&bzimage(b"")), Some(KernelKind::BzImage));
     assert_eq!(kind(b"\x7fELF\x02\x01\x01"), Some(KernelKind::Elf));

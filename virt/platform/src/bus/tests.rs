@@ -37,7 +37,7 @@ fn the_device_whose_range_holds_the_access_answers_with_its_offset() {
 }
 
 #[test]
-fn nobody_answers_outside_or_across_an_edge() {
+fn access_outside_or_across_an_edge_is_unclaimed() {
     let (bus, device) = two_devices();
     let mut data = [0; 4];
     for address in [0xfff, 0x1010, 0x200d, u64::MAX] {

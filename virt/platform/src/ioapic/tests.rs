@@ -1,4 +1,4 @@
-//! The chip driven as a guest drives it, against recording sinks.
+//! The chip with a guest's accesses, and sinks that record.
 
 use super::*;
 use crate::layout;
@@ -124,7 +124,7 @@ fn the_guest_cannot_write_read_only_bits_and_edge_mode_drops_remote_irr() {
 }
 
 #[test]
-fn only_unmasked_level_pins_are_routed_and_only_changes_are_told() {
+fn only_unmasked_level_pins_are_routed_and_only_changes_are_sent() {
     let (chip, recorder) = chip();
     write(&chip, 0x1a, 0x0000_8041);
     write(&chip, 0x1a, 0x0000_8041);

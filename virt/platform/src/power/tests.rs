@@ -19,7 +19,8 @@ impl PowerSink for Asked {
     }
 }
 
-/// What is asked of the machine by writing `value` at `offset` of the ACPI registers.
+/// Returns the requests to the machine that writing `value` at `offset` of the ACPI registers
+/// causes.
 fn acpi(offset: u64, value: u8) -> Vec<&'static str> {
     let asked = Arc::new(Asked::default());
     Power(asked.clone()).write(offset, &[value]);
@@ -46,7 +47,7 @@ fn reset_by_acpi_and_by_keyboard() {
 }
 
 #[test]
-fn a_panic_is_heard_and_a_crash_kernel_is_left_to_its_work() {
+fn a_panic_is_reported_unless_a_crash_kernel_handles_it() {
     let asked = Arc::new(Asked::default());
     let device = PanicNotice(asked.clone());
     let mut events = [0xff];

@@ -18,7 +18,7 @@ fn up_to(max_cores: usize) -> Controller {
     })
 }
 
-/// The first decision other than `Stay`, and after how many samples.
+/// Returns the first decision other than `Stay`, and the number of samples until then.
 fn first(controller: &mut Controller, cores: &[CoreSample]) -> (u32, Decision) {
     for n in 1..=100 {
         let decision = controller.decide(cores);
@@ -93,7 +93,7 @@ fn the_least_used_core_retires_after_a_longer_time() {
     assert_eq!(first(&mut up_to(2), &last), (0, Decision::Stay));
 }
 
-/// Carries decisions out in a model until none comes; whatever the loads, it comes to rest.
+/// Carries decisions out in a model until there is none: for all loads the model becomes stable.
 #[test]
 fn decisions_come_to_rest() {
     let mut seed = 5u64;
@@ -113,7 +113,8 @@ fn decisions_come_to_rest() {
                 .map(|&number| {
                     let here = pollers.iter().filter(|p| p.2 == number);
                     let shares: Vec<_> = here.map(|p| (p.0, p.1)).collect();
-                    // A full core is full; its pollers get proportionally less.
+                    // A core's utilisation is at most 1; if its pollers want more, they get
+                    // proportionally less.
                     let mut sample = core(number, &shares);
                     let over = sample.utilisation.max(1.0);
                     sample.utilisation /= over;

@@ -3,17 +3,17 @@ use seeded::Random;
 
 use super::*;
 
-/// What a flow does in its turns.
+/// Behaviour of a flow in its turns.
 #[derive(Clone, Copy, Debug)]
 struct Client {
     weight: u32,
     /// Cost of its pieces of work: from, to.
     costs: (u64, u64),
-    /// Pieces it does at most in a visit, however much budget is left.
+    /// Most pieces that it does in a visit, however much budget is left.
     batch: u32,
 }
 
-/// Serves clients that always have work until `total` has been spent; what each got.
+/// Serves clients that always have work until `total` has been spent; returns the cost of each.
 fn serve(clients: &[Client], total: u64, seed: u64) -> Vec<u64> {
     let mut drr = Drr::new(QUANTUM);
     let mut got = vec![0; clients.len()];
@@ -44,7 +44,7 @@ fn serve(clients: &[Client], total: u64, seed: u64) -> Vec<u64> {
     got
 }
 
-/// Jain's index over cost per weight.
+/// Returns Jain's index over cost per weight.
 fn jain(got: &[u64], clients: &[Client]) -> f64 {
     let shares: Vec<f64> = got
         .iter()
@@ -71,7 +71,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
     #[test]
-    fn whatever_the_costs_hungry_flows_get_equal_shares_per_weight(
+    fn backlogged_flows_get_equal_shares_per_weight_at_any_cost(
         clients in prop::collection::vec(client(), 2..20),
         seed in any::<u64>(),
     ) {
@@ -115,7 +115,7 @@ proptest! {
                         if alive[back] && random.below(2) == 0 || returns {
                             drr.wake(back);
                         }
-                        // Each comes back as far as its quantum goes.
+                        // Each flow becomes active again as long as its quantum lasts.
                         prop_assert!(cost < 200 || seen[visit.flow] < 64);
                     }
                     prop_assert_eq!(could, hungry > 0);
@@ -132,7 +132,8 @@ proptest! {
 
 /// Serves a flow that always has work, in pieces of 50 to 250 after each of which it asks whether
 /// others wait, and others that do a piece of `costs[i]` whenever they are served and have the next
-/// one at once; until `total` has been spent. What each got, and how often the flow was cut short.
+/// one at once; until `total` has been spent. Returns the cost of each, and the number of times
+/// that the flow was cut short.
 fn serve_beside(costs: &[u64], total: u64, at_once: bool, seed: u64) -> (Vec<u64>, u64) {
     let mut drr = Drr::new(QUANTUM);
     let mut got = vec![0; costs.len() + 1];
@@ -177,13 +178,13 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
     #[test]
-    fn who_comes_and_goes_gets_no_more_than_who_stays(
+    fn intermittent_flows_get_no_more_than_steady_ones(
         costs in prop::collection::vec(200u64..5_000, 1..8),
         seed in any::<u64>(),
     ) {
         let flows = costs.len() as u64 + 1;
         let (got, _) = serve_beside(&costs, 2_000_000 * flows, true, seed);
-        // One of a piece that is no part of a quantum may have less.
+        // A flow whose piece does not divide a quantum may have less.
         let share = got.iter().sum::<u64>() / flows;
         prop_assert!(got[0] > share * 98 / 100, "{got:?}");
         prop_assert!(got[1..].iter().all(|&got| got < share * 102 / 100), "{got:?}");
@@ -199,7 +200,7 @@ fn a_flow_that_comes_back_cuts_one_short_as_far_as_its_quantum_goes() {
     assert!((all * 9 / 10..=all).contains(&cuts), "{cuts}");
 }
 
-/// A scheduler of so many flows, of which the first is in the ring and always has work.
+/// Creates a scheduler of `flows` flows, of which the first is in the ring and always has work.
 fn beside_a_flood(flows: usize) -> Drr {
     let mut drr = Drr::new(QUANTUM);
     (0..flows).for_each(|flow| drr.reset(flow));
@@ -208,7 +209,7 @@ fn beside_a_flood(flows: usize) -> Drr {
     drr
 }
 
-/// The same, in a round in which flow 1 has come back and interrupted the first.
+/// Creates the same, in a round in which flow 1 has become active again and interrupted the first.
 fn interrupted_flood(flows: usize) -> Drr {
     let mut drr = beside_a_flood(flows);
     drr.begin_round();
@@ -222,7 +223,7 @@ fn next_flow(drr: &mut Drr) -> Option<FlowId> {
     drr.next().map(|visit| visit.flow)
 }
 
-/// The cost of what flow 0 does, which always has work, until flow 1 is served again after it has
+/// Returns the cost of flow 0, which always has work, until flow 1 is served again after it has
 /// used up its quantum at the beginning of a round and gone `on`; it has work again at once.
 fn wait_behind_a_quantum(on: State) -> u64 {
     let mut drr = beside_a_flood(2);
@@ -288,7 +289,7 @@ fn a_newcomer_is_visited_before_woken_flows_that_were_visited_already() {
 }
 
 #[test]
-fn a_woken_flow_beside_which_nobody_has_work_is_visited_once_a_round() {
+fn a_woken_flow_alone_with_work_is_visited_once_a_round() {
     let mut drr = Drr::new(QUANTUM);
     drr.reset(0);
     drr.activate(0);
@@ -335,7 +336,8 @@ fn an_interrupter_is_visited_before_the_woken_flow_that_it_interrupts() {
     assert_eq!(rest_of_round(&mut drr, QUANTUM), rest);
 }
 
-/// Visits, with their budgets, of the rest of a round; each spends `cost`, and has more to do.
+/// Returns the visits, with their budgets, of the rest of a round; each spends `cost`, and has more
+/// to do.
 fn rest_of_round(drr: &mut Drr, cost: u64) -> Vec<(FlowId, u64)> {
     let mut visits = Vec::new();
     while let Some(Visit { flow, budget }) = drr.next() {
@@ -383,7 +385,7 @@ fn a_flow_that_has_come_back_is_first_and_one_cut_short_goes_on_behind_it() {
 }
 
 #[test]
-fn a_flow_that_owes_interrupts_nobody() {
+fn a_flow_in_debt_interrupts_no_other() {
     for owes in [QUANTUM - 1, QUANTUM] {
         let mut drr = Drr::new(QUANTUM);
         (0..2).for_each(|flow| drr.reset(flow));
@@ -494,8 +496,8 @@ fn a_monstrous_charge_is_forgiven_in_the_end() {
     assert_eq!(drr.deficit(0), -MAX_DEBT);
 }
 
-/// What each of the flows of a round may do, and whether others had work; all are given `state`
-/// next.
+/// Returns the budget of each of the flows of a round, and whether others had work. All get `state`
+/// at the end of their visits.
 fn round_of(drr: &mut Drr, state: State) -> Vec<(FlowId, u64, bool)> {
     let mut visits = Vec::new();
     drr.begin_round();
@@ -507,7 +509,7 @@ fn round_of(drr: &mut Drr, state: State) -> Vec<(FlowId, u64, bool)> {
 }
 
 #[test]
-fn who_is_visited_while_nobody_else_has_work_delays_nobody() {
+fn a_visit_without_contention_delays_no_other_flow() {
     let mut drr = Drr::new(QUANTUM);
     for flow in 0..3 {
         drr.reset(flow);
@@ -522,14 +524,14 @@ fn who_is_visited_while_nobody_else_has_work_delays_nobody() {
     assert_eq!(both, [(1, true), (0, true)]);
     let nobody = contended(round_of(&mut drr, State::Waiting));
     assert_eq!(nobody, [(0, false), (1, false)]);
-    // Those who wait stand in the way of one who has work, and it in nobody's.
+    // Waiting flows contend with one that has work; it does not contend with itself.
     drr.activate(2);
     let one = contended(round_of(&mut drr, State::Waiting));
     assert_eq!(one, [(2, false), (0, true), (1, true)]);
 }
 
 #[test]
-fn a_waiting_flow_that_owes_is_visited_where_nobody_has_work() {
+fn a_waiting_flow_in_debt_is_visited_when_no_flow_has_work() {
     let mut drr = Drr::new(QUANTUM);
     for flow in 0..2 {
         drr.reset(flow);
@@ -540,7 +542,7 @@ fn a_waiting_flow_that_owes_is_visited_where_nobody_has_work() {
         drr.charge(0, cost);
         assert_eq!(round_of(&mut drr, State::Waiting), [(0, QUANTUM, false)]);
     }
-    // Beside one who has work it repays.
+    // While another flow has work it repays.
     drr.charge(0, 3 * QUANTUM);
     drr.activate(1);
     let visited: Vec<_> = (0..4).map(|_| round_of(&mut drr, State::Hungry)).collect();

@@ -1,4 +1,4 @@
-//! Called by hand, with children whose every call is written down.
+//! A group that is called directly, with children that record every call.
 
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
@@ -6,7 +6,7 @@ use seeded::Random;
 
 use super::*;
 
-/// What a child shares with its test.
+/// State that a child shares with its test.
 #[derive(Debug, Default)]
 struct Shared {
     /// Pieces of work to do, each of `piece`.
@@ -19,7 +19,7 @@ struct Shared {
     cannot_attach: AtomicBool,
     is_armed: AtomicBool,
     is_attached: AtomicBool,
-    /// It is asked to leave, and takes nothing.
+    /// It has been asked to leave, and takes nothing.
     leaves: AtomicBool,
     mail: AtomicU64,
 }
@@ -40,7 +40,7 @@ fn set(flag: &AtomicBool, value: bool) {
 struct Child {
     shared: Arc<Shared>,
     weight: u32,
-    /// Its work is seen by a probe; otherwise only when it is told.
+    /// Its work is found by a probe; otherwise only when it is notified.
     has_probe: bool,
     wakes_next: Option<ChildWaker>,
 }
@@ -55,7 +55,7 @@ impl Probe for HasWork {
 }
 
 impl Child {
-    /// A call for which it has to be disarmed.
+    /// Records a call before which it must be disarmed.
     fn called(&self) {
         assert!(!is(&self.shared.is_armed), "called while it is armed");
     }
@@ -138,7 +138,7 @@ impl Poller for Child {
     }
 }
 
-/// A group as a core has it: its descriptors, its probe, and the time.
+/// A group as a core has it: with its descriptors, its probe, and the time.
 struct Core {
     group: Group<Child>,
     all: Vec<Arc<Shared>>,
@@ -190,12 +190,12 @@ impl Core {
         (activity, spent)
     }
 
-    /// Polls until there is nothing to do; how often.
+    /// Polls until there is nothing to do; returns the number of polls.
     fn settle(&mut self) -> u32 {
         (1..)
             .inspect(|round| assert!(*round < 100_000, "it never settles"))
-            // One without a probe that owes is passed over while another is looked at: it is found
-            // the next time.
+            // A child without a probe that is in debt is passed over while another is polled: the
+            // next poll finds it.
             .find(|_| (0..2).all(|_| self.poll(drr::QUANTUM).0 == Activity::Idle))
             .expect("it ends or panics")
     }
@@ -209,8 +209,8 @@ impl Core {
     }
 }
 
-/// A turn is spent by a child, and the round goes on in the next one; nothing is done twice, and
-/// nothing is forgotten. The naive model is a number for each child.
+/// A child uses up a turn, and the round continues in the next one; no work is done twice, and none
+/// is lost. The naive model is a number for each child.
 #[test]
 fn all_that_children_are_given_is_done_whatever_way_they_learn_of_it() {
     for seed in 0..300 {
@@ -248,7 +248,7 @@ fn all_that_children_are_given_is_done_whatever_way_they_learn_of_it() {
                     core.group.disarm();
                 }
             }
-            // What a core goes by.
+            // A core decides by this.
             let fires = core.probe.as_ref().is_none_or(Probe::fires);
             let is_work_left = core.all.iter().any(|shared| get(&shared.work) != 0);
             assert!(
@@ -271,7 +271,7 @@ fn a_group_without_children_is_idle_and_never_fires() {
     assert_eq!((core.group.weight(), core.group.deadline()), (1, None));
 }
 
-/// As flat pollers of a core would share it: by weight, whatever the pieces cost.
+/// The same shares as of flat pollers of a core: by weight, for any cost of the pieces.
 #[test]
 fn children_share_a_core_by_weight_and_what_they_do_is_charged_to_the_group() {
     for (weights, costs) in [
@@ -285,8 +285,8 @@ fn children_share_a_core_by_weight_and_what_they_do_is_charged_to_the_group() {
         });
         (0..3).for_each(|at| core.give(at, 100_000_000));
         let mut charged = 0;
-        // Long enough for the time that this thread is off its CPU, a millisecond of which is
-        // charged, not to matter.
+        // Long enough that the time for which this thread is off its CPU, of which a millisecond is
+        // charged, does not matter.
         while charged < 1_000_000_000 {
             let (activity, spent) = core.poll(drr::QUANTUM * u64::from(core.group.weight()));
             assert_eq!(activity, Activity::Busy);
@@ -294,7 +294,7 @@ fn children_share_a_core_by_weight_and_what_they_do_is_charged_to_the_group() {
         }
         assert_eq!(core.group.weight(), weights.iter().sum::<u32>());
         let share = |at: usize| core.done()[at] * costs[at];
-        // The clock counts where it says more than the child: on a busy machine a little.
+        // The clock counts where it shows more than the child charges: on a busy machine a little.
         assert!(charged >= (0..3).map(share).sum());
         for at in 1..3 {
             let even = share(at) as f64 / f64::from(weights[at]) * f64::from(weights[0]);
@@ -327,7 +327,8 @@ fn a_child_that_floods_keeps_a_quiet_one_waiting_for_one_round() {
         let others = core.done()[..63].iter().sum::<u64>() - before;
         late += u32::from(others > 2 * 63 * 33);
     }
-    // Whoever had the turn in which this thread was off its CPU owes, be it the quiet one.
+    // The child whose turn it was while this thread was off its CPU is in debt, which may be the
+    // quiet one.
     assert!(late <= 5, "{late} of 100 waited for longer");
 }
 
@@ -346,7 +347,7 @@ fn a_child_wakes_another_without_a_probe() {
     // In the same turn.
     core.poll(100 * drr::QUANTUM);
     assert_eq!(get(&core.all[1].polls), polls + 1);
-    // Set again by nobody: at rest.
+    // Not woken again: it is idle.
     core.settle();
     assert_eq!(get(&core.all[1].polls), polls + 1);
     core.group.probe.wakers.waker(1).wake();
@@ -359,7 +360,7 @@ fn no_child_stays_armed_beside_one_that_cannot_be() {
     core.settle();
     assert!(core.group.arm(&mut core.wakes).is_err());
     assert!(core.all.iter().all(|shared| !is(&shared.is_armed)));
-    // It goes on, and tries again.
+    // It is polled on, and the move is tried again.
     core.give(7, 3);
     core.settle();
     set(&core.all[40].cannot_arm, false);
@@ -379,7 +380,7 @@ fn those_that_are_not_called_stay_armed() {
     core.settle();
     let armed = core.all.iter().filter(|shared| is(&shared.is_armed));
     assert_eq!((armed.count(), core.done()[3]), (6, 1));
-    // Work of one that stayed armed keeps the core awake, though nobody asks it.
+    // Work of a child that stayed armed keeps the core awake, although it is not asked.
     core.give(5, 1);
     core.group.arm(&mut core.wakes).unwrap();
     assert!(core.group.has_work());
@@ -412,7 +413,7 @@ fn a_move_takes_all_or_none_and_those_that_wait_are_served_nine_tenths_of_the_ti
         std::thread::sleep(std::time::Duration::from_micros(200));
     }
     assert!(held > 0 && held * 4 < asked, "{held} of {asked}");
-    // It is given up: all are served.
+    // The move is aborted: all are served.
     core.group.stays();
     assert!(core.all.iter().all(|shared| !is(&shared.leaves)));
     set(&core.all[1].cannot_leave, false);
@@ -420,7 +421,7 @@ fn a_move_takes_all_or_none_and_those_that_wait_are_served_nine_tenths_of_the_ti
 }
 
 #[test]
-fn a_message_goes_to_its_child_and_one_to_nobody_is_dropped() {
+fn a_message_goes_to_its_child_and_is_dropped_without_one() {
     let mut core = Core::new(2, |_, _| {});
     for (child, message) in [(0, 1), (1, 10), (1, 20), (2, 100), (usize::MAX, 100)] {
         let mut turn = Turn::new(Nanos(0), 1_600, &mut core.wakes);

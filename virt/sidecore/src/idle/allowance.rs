@@ -1,21 +1,21 @@
-//! The part of a core's time that may be spent at the lower price: a bucket.
+//! Token bucket of the part of a core's time that may be spent at the lower price.
 //!
 //! ```text
-//! left += share × elapsed - awake          each time that a gap has ended; within ± DEPTH
+//! left += share × elapsed - awake          each time that an idle period has ended; within ± DEPTH
 //! ```
-//! While something is left, the policy spins as long as the lower price says; otherwise as long as
-//! the price of the whole core says. So gaps of one length, which no limit divides, are divided all
-//! the same: some are spun through and others slept through. All awake time counts, serving too: a
-//! core that is busy has no cheap part left. How much of it was CPU time is measured now and then,
-//! and the difference put right: a core that the host stops is awake and uses nothing, and what a
-//! park takes is an estimate.
+//! While something is left, the policy spins for the limit at the lower price, otherwise for the
+//! limit at the price of the whole core. So idle periods of one length, which no single limit
+//! divides, are divided all the same: some are spun through and others slept through. All awake
+//! time counts, serving too: a busy core has no cheap part left. The CPU time of the awake time is
+//! measured now and then, and the difference corrected: a core that the host preempts is awake and
+//! uses none, and the CPU time of a park is an estimate.
 
 use crate::clock::Nanos;
 
-/// As much as may be saved up or owed, in nanoseconds: some dozens of gaps where the allowance
-/// matters.
+/// Bound of the bucket, saved or owed, in nanoseconds: some dozens of idle periods where the
+/// allowance matters.
 const DEPTH_NS: f64 = 1_000_000.0;
-/// Between two measurements, in nanoseconds: each is a system call.
+/// Time between two measurements, in nanoseconds: each is a system call.
 const MEASURE_EVERY_NS: u64 = 1_000_000;
 
 #[derive(Clone, Debug)]
@@ -24,7 +24,7 @@ pub(super) struct Allowance {
     left_ns: f64,
     settled: Nanos,
     asleep_ns: u64,
-    /// Counted as awake since the last measurement.
+    /// Time counted as awake since the last measurement.
     counted_ns: u64,
     measured: Option<(Nanos, u64)>,
 }
@@ -41,12 +41,12 @@ impl Allowance {
         }
     }
 
-    /// Of the time until the next settlement so much was slept.
+    /// Records that `asleep_ns` of the time until the next settlement was slept.
     pub(super) fn slept(&mut self, asleep_ns: u64) {
         self.asleep_ns += asleep_ns;
     }
 
-    /// Everything until `now` counts.
+    /// Settles the time until `now`.
     pub(super) fn settle(&mut self, now: Nanos) {
         let elapsed_ns = now.since(self.settled);
         let awake_ns = elapsed_ns.saturating_sub(std::mem::take(&mut self.asleep_ns));
@@ -55,13 +55,13 @@ impl Allowance {
         self.settled = now;
     }
 
-    /// Whether a measurement is due.
+    /// Returns whether a measurement is due.
     pub(super) fn wants_measurement(&self, now: Nanos) -> bool {
         let is_due = |(at, _): (Nanos, u64)| now.since(at) >= MEASURE_EVERY_NS;
         self.share > 0.0 && self.measured.is_none_or(is_due)
     }
 
-    /// The core has used so much CPU time in all.
+    /// Records the core's total CPU time.
     pub(super) fn measured(&mut self, now: Nanos, cpu_ns: u64) {
         self.settle(now);
         let counted_ns = std::mem::take(&mut self.counted_ns);

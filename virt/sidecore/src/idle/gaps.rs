@@ -1,8 +1,8 @@
-//! How long to spin before sleeping, learnt from the gaps between busy periods and the price of CPU
-//! time.
+//! Time to spin before sleeping, learnt from the idle periods between busy periods and the price of
+//! CPU time.
 //!
-//! Spinning for `T` and then sleeping costs, per unit of time in which the core has nothing to
-//! serve,
+//! Spinning for `T` and then sleeping has this cost per unit of time in which the core has nothing
+//! to serve (a gap is an idle period):
 //!
 //! ```text
 //!             E[min(gap, T)] + P(gap > T) × (C + w × (N + L × n × (1 + k/2)))
@@ -10,54 +10,54 @@
 //!                        E[gap] + P(gap > T) × L
 //! ```
 //! where `C` is the CPU time of a park (arming, falling asleep, waking), `L` the latency that a
-//! wake adds to the work that ended the gap, `n` how many requests are served before the next gap:
-//! what the core is late for the first, it is late for all of them; `N` what it costs whoever has
-//! to wake the core (an exit, an interrupt to another processor: time that a guest does not
-//! compute), `k` how many more gaps would have ended meanwhile (what ends them waits for half of
-//! `L`, and saves as many gaps: that is what the denominator is for), and `w` how many ns of CPU
-//! one pays for 1 ns of latency. With `T = 0` that is notification, without end it is polling. The
-//! limit chosen is the smallest whose cost is within 1 % of the least: as good, and it ends sooner
-//! when the load does.
+//! wake adds to the work that ended the gap, `n` the number of requests served before the next gap,
+//! for all of which the core is as late as for the first; `N` the cost to the thread that wakes the
+//! core (an exit, an interrupt to another processor: time that a guest does not compute), `k` the
+//! number of further gaps that would have ended meanwhile (the requests that end them wait for half
+//! of `L` on average; the denominator counts the gaps saved), and `w` the ns of CPU time that 1 ns
+//! of latency is worth. `T = 0` is notification, `T` without bound is polling. The limit chosen is
+//! the smallest whose cost is within 1 % of the least: as good, and it ends sooner when the load
+//! does.
 //!
-//! The gaps are counted by the [`LIMITS`] between which they fall, number and sum, so that both
-//! terms are **exact** for the gaps remembered; a logarithmic histogram would have to be
-//! interpolated just where it matters. A gap's weight halves with every 177 later ones and every
-//! 100 ms: whichever comes first.
+//! The gaps are counted in bins between neighbouring [`LIMITS`], number and sum, so that both terms
+//! are **exact** for the gaps remembered; a logarithmic histogram would have to be interpolated
+//! just where it matters. A gap's weight halves with every 177 later ones and every 100 ms:
+//! whichever comes first.
 //!
 //! Pure. Cost: 5 ns per gap, 0.1 µs per choice.
 
 use super::{Price, Tariff};
 
-/// The limits to choose from, in nanoseconds; after them, for ever.
+/// Limits to choose from, in nanoseconds; after them, without bound.
 const LIMITS: [u64; 19] = [
     0, 2_000, 5_000, 10_000, 15_000, 20_000, 30_000, 50_000, 70_000, 100_000, 150_000, 200_000,
     300_000, 500_000, 700_000, 1_000_000, 2_000_000, 5_000_000, 20_000_000,
 ];
-/// The limit that never comes.
+/// Unbounded limit.
 pub(super) const FOREVER: u64 = u64::MAX;
 
-/// What a notification costs the notifier, in nanoseconds: a system call that wakes somebody, or an
+/// Cost of a notification to the notifier, in nanoseconds: a system call that wakes a thread, or an
 /// exit. It also decides for spinning where both are about as good: with a guest that waits for
-/// each answer before it asks again, sleeping makes the gaps longer, which the gaps themselves do
-/// not show.
+/// each answer before its next request, sleeping makes the idle periods longer, which the periods
+/// themselves do not show.
 const NOTIFY_NS: f64 = 5_000.0;
 
-/// Weight of a gap relative to the one before it.
+/// Weight of an idle period relative to the one before it.
 const GROWTH: f64 = 256.0 / 255.0;
 /// In nanoseconds: the time in which weights halve.
 const HALF_LIFE_NS: f64 = 100_000_000.0;
-/// Requests that one late start delays, at most: those in flight. Of a busy period that goes on
-/// longer the rest have not been asked for yet.
+/// Most requests that one late start delays: those in flight. In a longer busy period the rest have
+/// not been sent yet.
 const MOST_LATE: u64 = 64;
-/// Before weights are scaled down.
+/// Weight of a period at which all weights are scaled down.
 const LARGEST: f64 = 1e60;
 /// A limit is as good as the best up to this factor.
 const TIE: f64 = 1.01;
-/// Chosen anew after this many gaps, or after this time in ns.
+/// Number of idle periods, and time in ns, after which the limit is chosen anew.
 const GAPS_PER_CHOICE: u32 = 64;
 const NS_PER_CHOICE: u64 = 200_000;
 
-/// What one park costs.
+/// Cost of one park.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Park {
     /// CPU time, in ns.
@@ -66,7 +66,7 @@ pub(super) struct Park {
     pub(super) wake_ns: f64,
 }
 
-/// Gaps between two neighbouring limits.
+/// Idle periods between two neighbouring limits.
 #[derive(Clone, Copy, Debug, Default)]
 struct Bin {
     weight: f64,
@@ -75,14 +75,14 @@ struct Bin {
     requests: f64,
 }
 
-/// The gaps remembered, and the limit that suits them.
+/// The idle periods remembered, and the limit that suits them.
 #[derive(Clone, Debug)]
 pub(super) struct Gaps {
     /// `bins[i]`: longer than limit `i`, up to limit `i + 1`.
     bins: [Bin; LIMITS.len()],
-    /// The weight of the next.
+    /// Weight of the next period.
     unit: f64,
-    /// Where the last one is counted.
+    /// Bin of the last period.
     last: usize,
     limit_ns: u64,
     allowed_limit_ns: u64,
@@ -91,8 +91,8 @@ pub(super) struct Gaps {
 }
 
 impl Gaps {
-    /// Without experience: spins for as long as a wake costs, which is never worse than twice the
-    /// best.
+    /// Creates it without periods: spins for as long as a wake costs, which is never worse than
+    /// twice the best.
     pub(super) fn new(park: Park, tariff: Tariff) -> Self {
         let as_a_wake = |price: Price| (park.cpu_ns + price.get() * park.wake_ns) as u64;
         Gaps {
@@ -106,23 +106,23 @@ impl Gaps {
         }
     }
 
-    /// The limit chosen last.
+    /// Returns the limit chosen last.
     pub(super) fn limit_ns(&self) -> u64 {
         self.limit_ns
     }
 
-    /// The one at the price of the allowance.
+    /// Returns the limit chosen last, at the price of the allowance.
     pub(super) fn allowed_limit_ns(&self) -> u64 {
         self.allowed_limit_ns
     }
 
-    /// After the gap that was recorded last so many requests were served until the next.
+    /// Records that `requests` were served between the period recorded last and the next.
     pub(super) fn was_followed_by(&mut self, requests: u64) {
         let late = requests.min(MOST_LATE) as f64;
         self.bins[self.last].requests += self.unit * late;
     }
 
-    /// A gap has ended.
+    /// Records an idle period that has ended.
     pub(super) fn record(&mut self, gap_ns: u64, park: Park, tariff: Tariff) {
         let is_within = |&limit: &u64| gap_ns <= limit;
         let at = LIMITS[1..].iter().position(is_within);
@@ -166,7 +166,8 @@ impl Gaps {
         };
     }
 
-    /// The limit that costs least at a price, for the gaps remembered, which are `total`.
+    /// Returns the limit that costs least at a price, for the periods remembered, which are
+    /// `total`.
     fn best_limit(&self, total: Bin, park: Park, price: Price) -> u64 {
         let price = price.get();
         let company = self.expect_company(total.weight, park.wake_ns);
@@ -175,7 +176,7 @@ impl Gaps {
         let mut costs = [0.0; LIMITS.len() + 1];
         let (mut shorter, mut sum_ns, mut requests) = (0.0, 0.0, 0.0);
         for (at, cost) in costs.iter_mut().enumerate() {
-            // The last limit is for ever: nothing is longer.
+            // The last limit is unbounded: no period is longer.
             let (limit, longer, late) = match LIMITS.get(at) {
                 Some(&ns) => {
                     let longer = (total.weight - shorter).max(0.0);
@@ -197,7 +198,8 @@ impl Gaps {
             .unwrap_or(FOREVER)
     }
 
-    /// Gaps shorter than a wake follow each other until there is a longer one, or the wake is over.
+    /// Returns the expected number of further periods that end during a wake: periods shorter than
+    /// a wake follow each other until there is a longer one, or the wake is over.
     fn expect_company(&self, total: f64, wake_ns: f64) -> f64 {
         let (mut short, mut short_ns) = (0.0, 1.0);
         for (bin, &from) in self.bins.iter().zip(&LIMITS) {

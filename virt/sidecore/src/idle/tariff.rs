@@ -1,13 +1,14 @@
-//! What CPU time is worth: a price, and an allowance below it.
+//! Trade-off of CPU time against latency: a price, and an allowance at a lower one.
 
-/// How many nanoseconds of CPU time one pays for one nanosecond of latency: 0.01 to 100, default 1.
+/// Nanoseconds of CPU time that one nanosecond of latency is worth: 0.01 to 100, default 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Price {
     hundredths: u16,
 }
 
 impl Price {
-    /// `price` ns of CPU time for 1 ns of latency, to the nearest hundredth within 0.01 to 100.
+    /// Creates a price of `price` ns of CPU time for 1 ns of latency, to the nearest hundredth
+    /// within 0.01 to 100.
     pub fn new(price: f64) -> Self {
         Price {
             // Saturates; not a number becomes 0.
@@ -15,7 +16,7 @@ impl Price {
         }
     }
 
-    /// Nanoseconds of CPU time per nanosecond of latency.
+    /// Returns nanoseconds of CPU time per nanosecond of latency.
     pub fn get(self) -> f64 {
         f64::from(self.hundredths) / 100.0
     }
@@ -27,13 +28,15 @@ impl Default for Price {
     }
 }
 
-/// What the core's time costs: a price, and the first part of the core at a lower one.
+/// Trade-off of a core's CPU time against latency: a price, and a lower one for the first part of
+/// the core.
 ///
-/// With one price the best answer to requests at random times is one of the extremes, all of the
-/// core or none, whichever side of the price their rate is on: at the edge 5 % more load costs half
-/// a core more. Whoever has a core for this has it anyhow for the first half, in which no guest
-/// would run well; the allowance says so. It is a share of time that may be spent where that is
-/// worth it at the lower price, and never where it is not: a fleet without load still sleeps.
+/// With one price the best policy for requests at random times is one of the extremes, all of the
+/// core or none, by whether their rate is above or below the price: at the edge 5 % more load costs
+/// half a core more. The first half of a dedicated core is of little use to anything else, since no
+/// guest would run well in it; the allowance expresses that. It is a share of time that may be
+/// spent where that is worth it at the lower price, and never where it is not: a fleet without load
+/// still sleeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tariff {
     price: Price,
@@ -43,7 +46,7 @@ pub struct Tariff {
 }
 
 impl Tariff {
-    /// One price for the whole core.
+    /// Creates a trade-off with one price for the whole core.
     pub const fn flat(price: Price) -> Self {
         Tariff {
             price,
@@ -52,8 +55,9 @@ impl Tariff {
         }
     }
 
-    /// `price` for the whole core, but the first `permille` thousandths of it (at most 1,000) for
-    /// `allowed` ns of CPU time per ns of latency, or `price` if that is more.
+    /// Creates a trade-off of `price` for the whole core, except for its first `permille`
+    /// thousandths (at most 1,000): there 1 ns of latency is worth `allowed` ns of CPU time, or
+    /// `price` if that is more.
     pub fn tiered(price: Price, permille: u16, allowed: Price) -> Self {
         Tariff {
             price,
@@ -66,26 +70,26 @@ impl Tariff {
         }
     }
 
-    /// What is paid for latency with any of the core's time.
+    /// Returns the price of latency for any of the core's time.
     pub const fn price(self) -> Price {
         self.price
     }
 
-    /// What is paid for latency within the allowance.
+    /// Returns the price of latency within the allowance.
     pub const fn allowed(self) -> Price {
         self.allowed
     }
 
-    /// The allowance as a share of the core, 0 to 1.
+    /// Returns the allowance as a share of the core, 0 to 1.
     pub fn share(self) -> f64 {
         f64::from(self.permille) / 1000.0
     }
 }
 
 impl Default for Tariff {
-    /// 1 ns for 1 ns, and the first 59.5 % of the core at 5 ns for 1 ns: as much as lets more than
-    /// half of the requests that come at random every 50 µs find the core awake, where a park takes
-    /// 14 µs of its time.
+    /// Returns 1 ns for 1 ns, and for the first 59.5 % of the core 5 ns for 1 ns. Where a park
+    /// takes 14 µs of CPU time and requests come at random every 50 µs, more than half of them then
+    /// find the core awake.
     fn default() -> Self {
         Tariff::tiered(Price::new(1.0), 595, Price::new(5.0))
     }

@@ -14,7 +14,8 @@ fn arming(arm_cost_ns: u64) -> impl Fn() -> Hints {
     }
 }
 
-/// Lets the state see idle sweeps every 10 µs until it sleeps; how long that took, at most `most`.
+/// Passes idle sweeps every 10 µs to the state until it sleeps; returns the time until then, at
+/// most `most`.
 fn ns_until_sleep(state: &mut IdleState, from: Nanos, hints: impl Fn() -> Hints) -> u64 {
     (0..100_000)
         .map(|step| step * 10 * US)
@@ -22,7 +23,7 @@ fn ns_until_sleep(state: &mut IdleState, from: Nanos, hints: impl Fn() -> Hints)
         .expect("never slept")
 }
 
-/// `n` arrivals, `gap` apart, with idle sweeps between them; the moment of the last.
+/// Passes `n` arrivals, `gap` apart, with idle sweeps between them; returns the time of the last.
 fn arrivals(
     state: &mut IdleState,
     from: Nanos,
@@ -108,7 +109,8 @@ fn costly_arming_is_waited_for_ten_times_as_long() {
         ns_until_sleep(&mut state, Nanos(0), arming(200 * US)),
         2 * MS
     );
-    // Gaps of 3 ms are long ones with free arming; here they are not worth ten armings each.
+    // Idle periods of 3 ms are long ones with free arming; here they are not worth ten armings
+    // each.
     let now = arrivals(&mut state, Nanos(0), 50, 3 * MS, arming(200 * US));
     assert_eq!(ns_until_sleep(&mut state, now, arming(200 * US)), 2 * MS);
 }

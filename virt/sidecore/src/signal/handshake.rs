@@ -1,13 +1,13 @@
 //! Handshake of writers and the watchdog, so that no write begins while the watchdog sleeps.
 //!
-//! It is Dekker's: a writer stores that it is in a write, and then loads whether the watchdog is
-//! awake; the watchdog stores that it is not, and then loads whether a writer is in a write. At
-//! least one of the two sees the other: the write is not done, or the watchdog does not sleep. The
-//! writer is the common side, so its fence is the light one of a pair ([`Fences`]), and the
-//! watchdog's the heavy one: the kernel makes a full fence in each thread of the process that runs
-//! (membarrier(2)).
+//! It is Dekker's algorithm: a writer stores that it is in a write, and then loads whether the
+//! watchdog is awake; the watchdog stores that it is not, and then loads whether a writer is in a
+//! write. At least one of the two sees the other: the write is not done, or the watchdog does not
+//! sleep. The writer is the common side, so its fence is the light one of a pair ([`Fences`]), and
+//! the watchdog's the heavy one: the kernel makes a full fence in each thread of the process that
+//! runs (membarrier(2)).
 //!
-//! Modelled with loom, with each side's fence taken away in turn: the watchdog's by the model, the
+//! Modelled with loom, with each side's fence removed in turn: the watchdog's by the model, the
 //! writers' by `tests/mutants/sidecore/no-writers-fence`.
 //! `RUSTFLAGS="--cfg loom" cargo test -p sidecore --lib --release model`.
 
@@ -18,10 +18,10 @@ use crate::sync::{
     Ordering::{Acquire, Relaxed, Release, SeqCst},
 };
 
-/// Writes of one thread, as it and the watchdog see them.
+/// Writes of one thread, shared with the watchdog.
 #[derive(Debug)]
 pub(super) struct Record {
-    /// Number of writes begun and ended: odd during a write. Stored by the thread alone.
+    /// Number of beginnings and ends of writes: odd during a write. Stored by the thread alone.
     count: AtomicU64,
     /// The `count` of the last write that the watchdog has found asleep. Stored by the watchdog
     /// alone.
@@ -36,38 +36,39 @@ impl Record {
         }
     }
 
-    /// Announces a write; whether the watchdog is awake, and stays so until it [ends](Self::end).
+    /// Announces a write; returns whether the watchdog is awake. It then stays awake until the
+    /// [end](Self::end).
     #[inline]
     pub(super) fn begin(&self, state: &State) -> bool {
         let count = self.count.load(Relaxed).wrapping_add(1);
         self.count.store(count, Relaxed);
-        // The other side is `State::sleep`.
+        // Pairs with the fence in `State::sleep`.
         state.fences.light();
         state.is_awake.load(Relaxed)
     }
 
-    /// Ends the write that was announced; whether the watchdog has found it asleep.
+    /// Ends the write that was announced; returns whether the watchdog has found it asleep.
     #[inline]
     pub(super) fn end(&self) -> bool {
         let count = self.count.load(Relaxed);
-        // Release: pairs with `State::sleep`, which must not miss a write that is not over yet.
+        // Release: pairs with `State::sleep`, which must not miss a write that has not ended.
         self.count.store(count.wrapping_add(1), Release);
-        // A mark that comes later is of no account: that write has ended by itself.
+        // A mark that comes later has no effect: that write has ended by itself.
         self.held.load(Relaxed) == count
     }
 
-    /// Number of writes begun and ended; odd during one.
+    /// Returns the number of beginnings and ends of writes; odd during a write.
     pub(super) fn count(&self) -> u64 {
         self.count.load(Acquire)
     }
 
-    /// Marks write `count` as held. The thread looks for the mark when the write has ended.
+    /// Marks write `count` as held. The thread checks the mark when the write has ended.
     pub(super) fn mark_held(&self, count: u64) {
         self.held.store(count, Relaxed);
     }
 }
 
-/// Whether the watchdog is awake.
+/// Shared state of the handshake: whether the watchdog is awake.
 #[derive(Debug)]
 pub(super) struct State {
     is_awake: AtomicBool,
@@ -75,7 +76,7 @@ pub(super) struct State {
 }
 
 impl State {
-    /// Asleep; writers and the watchdog use `fences`.
+    /// Creates the state of a sleeping watchdog; writers and the watchdog use `fences`.
     pub(super) fn asleep(fences: Fences) -> Self {
         Self {
             is_awake: AtomicBool::new(false),
@@ -91,21 +92,22 @@ impl State {
         self.is_awake.load(SeqCst)
     }
 
-    /// Wakes the watchdog; whether it slept.
+    /// Wakes the watchdog; returns whether it slept.
     pub(super) fn wake(&self) -> bool {
         !self.is_awake.swap(true, SeqCst)
     }
 
-    /// Puts the watchdog to sleep unless a thread is in a write; whether it sleeps. Only the
-    /// watchdog does this. `fence_all` makes a full fence in all threads, and says whether it did.
+    /// Puts the watchdog to sleep unless a thread is in a write; returns whether it sleeps. Called
+    /// by the watchdog only. `fence_all` makes a full fence in all threads, and returns whether it
+    /// did.
     pub(super) fn sleep<'a>(
         &self,
         records: impl IntoIterator<Item = &'a Record>,
         fence_all: impl FnOnce() -> bool,
     ) -> bool {
         self.is_awake.store(false, SeqCst);
-        // The other side is `Record::begin`: a thread whose store to `count` comes before this
-        // fence is seen below, and one whose load of `is_awake` comes after it does not write.
+        // Pairs with the fence in `Record::begin`: a thread whose store to `count` comes before
+        // this fence is seen below, and one whose load of `is_awake` comes after it does not write.
         let is_fenced = fence_all();
         let is_writing = |record: &Record| record.count() % 2 == 1;
         let sleeps = is_fenced && !records.into_iter().any(is_writing);

@@ -1,6 +1,6 @@
-//! An eventfd by which a peer is signalled, as quickly as the peer's conduct allows.
+//! An eventfd for signals to a peer: by a plain write, or, for a peer that has blocked one, by AIO.
 //!
-//! A guest's processor that is on its way to halt when its call arrives does not halt, so a few
+//! A guest's processor that is about to halt when its interrupt arrives does not halt, so a few
 //! hundred nanoseconds more or less make a factor of two at depth 1. Measured on an EPYC (Linux
 //! 6.18), for one signal:
 //!
@@ -11,13 +11,13 @@
 //! | NOP of such a ring; with a registered ring descriptor, SINGLE_ISSUER, COOP_TASKRUN, NO_SQARRAY; with DEFER_TASKRUN | 500; 440; 470 | no |
 //! | poll or read of Linux AIO with IOCB_FLAG_RESFD, completions reaped in user space or not | 680 to 760 | no |
 //!
-//! No way that never waits comes near the write, so the write is what is done, under the process's
-//! [`watchdog`]: it ends a write that a peer makes wait. The peer's [`WritePermit`] is withdrawn
-//! then, and all its eventfds are signalled by AIO from there on, also those of its next
-//! connections. So a peer holds a sidecore once, for milliseconds.
+//! No way that never waits is nearly as fast as the write. So the write is used, under the
+//! process's [`watchdog`], which ends a write that a peer makes wait. The peer's [`WritePermit`] is
+//! withdrawn then, and all its eventfds are signalled by AIO from there on, also those of its next
+//! connections. So a peer can block a sidecore once, for milliseconds.
 //!
-//! AIO is also the way while signals are too few to keep the watchdog awake for, and where there is
-//! no watchdog. Where there is a watchdog and no AIO, a peer whose permit is withdrawn is not
+//! AIO is also used while signals are too few to keep the watchdog awake, and where there is no
+//! watchdog. Where there is a watchdog and no AIO, a peer whose permit is withdrawn is not
 //! signalled any more.
 
 use std::{
@@ -35,18 +35,18 @@ use super::{
 };
 
 /// Permission to signal one peer's eventfds by writes, which the peer can make wait. It is
-/// withdrawn for good from a peer that has done so. Clones are the same permit: whatever belongs to
-/// the peer, now or later, on any thread, has one.
+/// withdrawn for good from a peer that has done so. Clones are the same permit: everything that
+/// belongs to the peer, now or later, on any thread, has one.
 #[derive(Clone, Debug, Default)]
 pub struct WritePermit {
     is_withdrawn: Arc<AtomicBool>,
 }
 
 impl WritePermit {
-    /// Whether the peer has made a write wait.
+    /// Returns whether the peer has made a write wait.
     #[inline]
     pub fn is_withdrawn(&self) -> bool {
-        // Relaxed: it orders nothing. A thread that sees it late is held once more, at most.
+        // Relaxed: it orders nothing. A thread that sees it late is blocked once more, at most.
         self.is_withdrawn.load(Relaxed)
     }
 
@@ -56,7 +56,7 @@ impl WritePermit {
     }
 }
 
-/// Eventfd that an untrusted peer holds too.
+/// Eventfd that an untrusted peer has as well.
 #[derive(Debug)]
 pub struct PeerEventFd<F> {
     fd: F,
@@ -64,13 +64,13 @@ pub struct PeerEventFd<F> {
 }
 
 impl<F: AsFd> PeerEventFd<F> {
-    /// Signals `fd`, an eventfd of the peer that has this permit.
+    /// Wraps `fd`, an eventfd of the peer that has this permit.
     pub const fn new(fd: F, permit: WritePermit) -> Self {
         Self { fd, permit }
     }
 
-    /// Adds one to the eventfd. One that is full stays full. It never waits, but for the one write
-    /// that costs the peer its permit, and that one for milliseconds.
+    /// Adds one to the eventfd. One that is full stays full. It never waits, except in the one
+    /// write that costs the peer its permit, and then for milliseconds.
     ///
     /// # Errors
     /// It is no eventfd; or the peer is not signalled any more (see the head of this module).
@@ -82,7 +82,7 @@ impl<F: AsFd> PeerEventFd<F> {
         self.signal_otherwise()
     }
 
-    /// Writes, if it is permitted and watched; whether the eventfd is signalled.
+    /// Writes, if that is permitted and watched; returns whether the eventfd is signalled.
     #[inline]
     fn write(&self, wake: Wake) -> io::Result<bool> {
         if self.permit.is_withdrawn() {

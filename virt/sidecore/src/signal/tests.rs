@@ -9,9 +9,9 @@ use std::{
 
 use super::*;
 
-/// An eventfd that waits.
+/// Returns a blocking eventfd.
 fn blocking() -> File {
-    // SAFETY: no pointers; a new descriptor, which nobody else owns.
+    // SAFETY: no pointers; a new descriptor, which no other value owns.
     File::from(unsafe { OwnedFd::from_raw_fd(libc::eventfd(0, libc::EFD_CLOEXEC)) })
 }
 
@@ -26,7 +26,7 @@ fn each_signal_counts() {
     assert_eq!(u64::from_ne_bytes(count), 1000);
 }
 
-/// As where a host refuses `preadv2`.
+/// Simulates a host that refuses `preadv2`.
 #[test]
 fn an_eventfd_is_emptied_without_nowait() {
     let fd = blocking();
@@ -67,7 +67,7 @@ fn in_time<T: Send + 'static>(body: impl FnOnce() -> T + Send + 'static) -> T {
 fn each_signal_of_a_peer_counts_in_each_way() {
     let mut fd = blocking();
     let peer = PeerEventFd::new(fd.try_clone().unwrap(), WritePermit::default());
-    // Enough for the watchdog to have been woken on the way.
+    // Enough signals for the watchdog to be woken meanwhile.
     for _ in 0..3000 {
         peer.signal().unwrap();
     }
@@ -154,7 +154,7 @@ fn emptying_a_blocking_eventfd_does_not_wait() {
 }
 
 #[test]
-fn what_is_no_eventfd_is_refused() {
+fn signal_to_a_file_that_is_no_eventfd_is_refused() {
     let file = File::open("/dev/null").unwrap();
     assert!(signal_eventfd(file.as_fd()).is_err());
     // And the next one works.

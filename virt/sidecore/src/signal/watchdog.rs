@@ -2,33 +2,33 @@
 //!
 //! A plain `write(2)` is the quickest signal there is, and waits as long as the other holder of the
 //! eventfd keeps its counter full and the open file a blocking one. So a writer does it only while
-//! the process's watchdog is awake. The watchdog is a thread that looks at each writer every
+//! the process's watchdog is awake. The watchdog is a thread that checks each writer every
 //! [`LOOK_NS`], and interrupts a write that it finds asleep by a signal whose handler does nothing:
 //! the write ends with EINTR.
 //!
-//! **The bound.** A write is held from its beginning to the next look: 6 ms at most, and what the
-//! watchdog waits for a processor. A peer that drains its counter before the look comes is found as
-//! well: looks come at random times, 2 to 6 ms apart, so whatever the peer's pattern, its writes
-//! have been held for 4 ms together, on average, when a look meets one. Either way the writer
-//! learns that it was held ([`Written::Held`]), and writes to that peer no more (see
+//! **The bound.** A write is held from its beginning to the next check: 6 ms at most, and the time
+//! that the watchdog waits for a processor. A peer that drains its counter before the check is
+//! found as well: checks come at random times, 2 to 6 ms apart, so for any pattern of the peer, its
+//! writes have been held for 4 ms in total, on average, when a check finds one. In both cases the
+//! write returns [`Written::Held`], and the writer writes to that peer no more (see
 //! [`WritePermit`](super::WritePermit)).
 //!
-//! **Only a held write is interrupted.** A write that does not wait never sleeps. So a thread that
-//! is in a write, and asleep as the kernel says (`/proc/self/task/TID/stat`), and in the same write
-//! still, is held; one that is not asleep has been met in the middle of a write, or preempted
-//! there. No signal disturbs other system calls of a sidecore, but for one case: the peer drains
-//! its counter between that look and the signal, and the writer gets the signal in its next system
+//! **Only a held write is interrupted.** A write that does not wait never sleeps. So a thread is
+//! held if it is in a write, the kernel reports it as asleep (`/proc/self/task/TID/stat`), and it
+//! is still in the same write. One that is not asleep was executing a write, or was preempted in
+//! it. No signal disturbs other system calls of a sidecore, except in one case: the peer drains its
+//! counter between that check and the signal, and the writer gets the signal in its next system
 //! call, once for each peer. A signal that comes before the thread is asleep in the write ends
-//! nothing, and none is sent then; the next look sends one.
+//! nothing, and none is sent then; the next check sends one.
 //!
-//! **It sleeps** when writes are few: a look costs about what [`WORTH`] writes save, so it parks
-//! after [`QUIET_LOOKS`] looks with fewer, and is woken after [`WAKE_AFTER`] writes that were not
-//! done. An idle process has no look at all. That no write begins while it sleeps is the
-//! [`handshake`](super::handshake).
+//! **It sleeps** when writes are few: a check costs about as much as [`WORTH`] writes save, so it
+//! parks after [`QUIET_LOOKS`] checks with fewer, and is woken after [`WAKE_AFTER`] writes that
+//! were not done. An idle process has no checks. The [`handshake`](super::handshake) ensures that
+//! no write begins while it sleeps.
 //!
 //! A write costs two stores and two loads more than the system call. A second process-wide resource
-//! is SIGURG, which is ignored by default, so one that comes late does no harm; where the program
-//! has a handler of its own for it there is no watchdog.
+//! is SIGURG, which is ignored by default, so a late one does no harm. If the program has a handler
+//! of its own for it, there is no watchdog.
 //!
 //! UNSAFETY: system calls without a wrapper in std. None keeps a pointer; the handler is empty.
 #![expect(unsafe_code, reason = "system calls; see the head comment")]
@@ -53,19 +53,20 @@ use lines::Fences;
 use super::handshake::{Record, State};
 use crate::sync::CachePadded;
 
-/// From one look to the next at least, and at most, in nanoseconds.
+/// Least and longest time between two checks, in nanoseconds.
 const LOOK_NS: (u64, u64) = (2_000_000, 6_000_000);
-/// A look that comes later than this, in nanoseconds, may follow a pause of the whole process,
-/// whose other threads have not gone on yet: it is not believed. The one after it is, however late.
+/// Time in nanoseconds after which a check is late. A late check may follow a pause of the whole
+/// process, whose other threads have not run yet, so it is ignored. The next one is not, however
+/// late.
 const LATE_NS: u64 = 20_000_000;
-/// Writes between two looks that are worth a look: it takes some 5 µs, and a write saves half a
+/// Writes between two checks that are worth a check: it takes some 5 µs, and a write saves half a
 /// microsecond.
 const WORTH: u64 = 10;
-/// Looks with fewer writes after which the watchdog parks.
+/// Number of checks with fewer writes after which the watchdog parks.
 const QUIET_LOOKS: u32 = 16;
-/// Writes of a thread not done for want of the watchdog, after which it is woken.
+/// Writes of a thread that were not done because the watchdog slept, after which it is woken.
 const WAKE_AFTER: u32 = 64;
-/// Ends a write that waits.
+/// Signal that ends a write that waits.
 const SIGNAL: libc::c_int = libc::SIGURG;
 
 /// Outcome of a write.
@@ -80,42 +81,42 @@ pub(super) enum Written {
     Unwatched,
 }
 
-/// When to wake a watchdog that sleeps.
+/// Condition for waking a watchdog that sleeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wake {
-    /// When this thread would have written often.
+    /// If this thread would have written often.
     IfFrequent,
     /// Before this write, which is then done.
     Now,
 }
 
-/// A thread that writes, as the watchdog knows it.
+/// A thread that writes, in the watchdog's list.
 #[derive(Debug)]
 struct Watched {
     tid: libc::pid_t,
     record: Arc<CachePadded<Record>>,
-    /// Its `count` at the last look.
+    /// Its `count` at the last check.
     seen: u64,
 }
 
-/// Watchdog of a process, and the writers that it looks at.
+/// Watchdog of a process, and its list of writers.
 #[derive(Debug)]
 struct Watchdog {
     state: CachePadded<State>,
-    /// Locked by the watchdog for a look, and by threads that begin or end. A thread is taken out
-    /// before it ends, so that none is signalled whose number another one has got.
+    /// Locked by the watchdog for a check, and by threads that begin or end. A thread is removed
+    /// before it ends, so that no thread that reuses its number is signalled.
     watched: Mutex<Vec<Watched>>,
     thread: OnceLock<Thread>,
 }
 
 impl Watchdog {
-    /// The process's, if it can have one.
+    /// Returns the process's watchdog, if it can have one.
     fn get() -> Option<&'static Arc<Self>> {
         static WATCHDOG: OnceLock<Option<Arc<Watchdog>>> = OnceLock::new();
         WATCHDOG.get_or_init(|| Self::start().ok()).as_ref()
     }
 
-    /// Asleep, and without a thread.
+    /// Creates a watchdog that sleeps, and has no thread.
     fn new(fences: Fences) -> Self {
         Self {
             state: CachePadded(State::asleep(fences)),
@@ -126,7 +127,7 @@ impl Watchdog {
 
     fn start() -> io::Result<Arc<Self>> {
         let fences = Fences::by_kernel().ok_or(io::ErrorKind::Unsupported)?;
-        // Whether it may be sent at all.
+        // Check that the signal may be sent at all.
         send(this_thread(), 0)?;
         install_handler()?;
         let watchdog = Arc::new(Self::new(fences));
@@ -182,8 +183,8 @@ impl Watchdog {
         }
     }
 
-    /// Ends the writes that are held, unless the look came late. Number of writes since the last
-    /// look.
+    /// Ends the writes that are held, unless the check is late. Returns the number of writes since
+    /// the last check.
     fn look(&self, is_late: bool) -> u64 {
         let mut writes = 0;
         for Watched { tid, record, seen } in self.watched().iter_mut() {
@@ -197,18 +198,18 @@ impl Watchdog {
             match is_asleep(*tid) {
                 Some(false) => continue,
                 Some(true) => {
-                    // In that write still, so it was asleep in it. This load is not of a value
-                    // older than the sleep: the kernel makes a thread's stores visible before it
-                    // shows the thread as asleep.
+                    // Still in that write, so it was asleep in it. This load does not return a
+                    // value older than the sleep: the kernel makes a thread's stores visible before
+                    // it shows the thread as asleep.
                     fence(SeqCst);
                     if record.count() != count {
                         continue;
                     }
-                    // Before the signal, which is lost on a write that the peer lets end now.
+                    // Before the signal, which is lost if the peer lets the write end now.
                     record.mark_held(count);
                 }
-                // No descriptor is free to look with, which may be the peer's doing. EINTR will
-                // tell, and a thread that has only been preempted in a write takes the signal
+                // No descriptor is free for the check, which the peer may have caused. EINTR then
+                // shows a held write; a thread that was only preempted in a write takes the signal
                 // there.
                 None => {}
             }
@@ -218,7 +219,8 @@ impl Watchdog {
     }
 }
 
-/// Whether a thread of this process sleeps where signals reach it; `None`: the kernel does not say.
+/// Returns whether a thread of this process sleeps where signals reach it; `None`: the kernel does
+/// not say.
 fn is_asleep(tid: libc::pid_t) -> Option<bool> {
     let stat = fs::read_to_string(format!("/proc/self/task/{tid}/stat")).ok()?;
     // "TID (name) S …", and a name may have parentheses.
@@ -242,7 +244,7 @@ fn send(tid: libc::pid_t, signal: libc::c_int) -> io::Result<()> {
 
 extern "C" fn do_nothing(_: libc::c_int) {}
 
-/// Gives [`SIGNAL`] a handler that lets it end system calls.
+/// Installs a handler for [`SIGNAL`] that makes it end system calls.
 fn install_handler() -> io::Result<()> {
     // SAFETY: zero bits are a `sigaction` with an empty mask and no flags, so no SA_RESTART. Both
     // pointers are to locals. The handler is an empty function of the type for handlers without
@@ -265,7 +267,7 @@ fn install_handler() -> io::Result<()> {
     Ok(())
 }
 
-/// Lets [`SIGNAL`] reach this thread.
+/// Unblocks [`SIGNAL`] in this thread.
 fn unblock_signal() -> io::Result<()> {
     let mut set = mem::MaybeUninit::<libc::sigset_t>::uninit();
     // SAFETY: `sigemptyset` fills the set, which is a local; the others take it filled.
@@ -280,17 +282,17 @@ fn unblock_signal() -> io::Result<()> {
     }
 }
 
-/// This thread's writes.
+/// Writer of this thread.
 #[derive(Debug)]
 struct Writer {
     watchdog: Arc<Watchdog>,
     record: Arc<CachePadded<Record>>,
-    /// Writes not done since the watchdog was last woken from here.
+    /// Number of writes not done since this thread last woke the watchdog.
     unwatched: Cell<u32>,
 }
 
 impl Writer {
-    /// Has this thread watched.
+    /// Registers this thread with the watchdog.
     fn register(watchdog: Arc<Watchdog>) -> io::Result<Self> {
         unblock_signal()?;
         let record = Arc::new(CachePadded(Record::new()));
@@ -316,7 +318,7 @@ impl Writer {
                     self.wake_if_frequent();
                     return Ok(Written::Unwatched);
                 }
-                // In a write since `begin`: it does not fall asleep again.
+                // It has been in a write since `begin`, so the watchdog does not fall asleep again.
                 Wake::Now => self.watchdog.wake(),
             }
         }
@@ -351,14 +353,14 @@ std::thread_local! {
     static WRITER: OnceCell<Option<Writer>> = const { OnceCell::new() };
 }
 
-/// Whether writes are watched in this process. The first call starts the watchdog's thread, which
-/// runs where its caller may.
+/// Returns whether writes are watched in this process. The first call starts the watchdog's thread,
+/// on the CPUs that its caller may use.
 pub(super) fn is_there() -> bool {
     Watchdog::get().is_some()
 }
 
-/// Adds one to an eventfd by a plain write, if that is watched. One that is full and does not wait
-/// is done.
+/// Adds one to an eventfd by a plain write, if that is watched. A write to a full eventfd that does
+/// not wait counts as done.
 #[inline]
 pub(super) fn write(fd: BorrowedFd<'_>, wake: Wake) -> io::Result<Written> {
     let register = || Writer::register(Arc::clone(Watchdog::get()?)).ok();
@@ -366,12 +368,12 @@ pub(super) fn write(fd: BorrowedFd<'_>, wake: Wake) -> io::Result<Written> {
         Some(writer) => writer.write(fd, wake),
         None => Ok(Written::Unwatched),
     };
-    // A thread that ends has taken its record out.
+    // A thread that ends has removed its record.
     WRITER.try_with(write).unwrap_or(Ok(Written::Unwatched))
 }
 
-/// Adds one to an eventfd by a write, which waits while the counter is full and the open file a
-/// blocking one.
+/// Adds one to an eventfd by a write, which waits while the counter is full and the open file is
+/// blocking.
 #[inline]
 pub(super) fn write_one(fd: BorrowedFd<'_>) -> io::Result<()> {
     let one = 1_u64.to_ne_bytes();

@@ -1,5 +1,5 @@
-//! A bounded wait; a ring as virtio's, an available index and a wish for kicks in shared memory,
-//! with an eventfd; and the poller that serves it.
+//! A bounded wait; a ring like virtio's, with an available index and a request for kicks in shared
+//! memory, and an eventfd; and the poller that serves it.
 
 use std::{
     fs::File,
@@ -14,7 +14,7 @@ use std::{
 
 use sidecore::{Activity, ArmError, Poller, Probe, Turn, Wakes};
 
-/// Waits for what another thread will bring about; fails the test after ten seconds without.
+/// Waits for an effect of another thread; fails the test after ten seconds.
 pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let start = Instant::now();
     while !holds() {
@@ -23,12 +23,12 @@ pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// A non-blocking eventfd.
+/// Returns a non-blocking eventfd.
 pub fn eventfd() -> File {
     // SAFETY: no pointers; the result is checked.
     let fd = unsafe { libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) };
     assert!(fd >= 0);
-    // SAFETY: a new descriptor that nobody else owns.
+    // SAFETY: a new descriptor, which no other value owns.
     File::from(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -62,11 +62,11 @@ impl Ring {
         })
     }
 
-    /// The driver: one more item; true if it had to kick.
+    /// Publishes one more item, as the driver; returns whether it had to kick.
     pub fn publish(&self) -> bool {
         let old = self.avail.load(Ordering::Relaxed);
         self.avail.store(old.wrapping_add(1), Ordering::Release);
-        // The driver's mb(); pairs with the sidecore's fence between arming and its last look.
+        // The driver's mb(); pairs with the sidecore's fence between arming and its re-check.
         fence(Ordering::SeqCst);
         let wish = self.wish.load(Ordering::Relaxed);
         let wants = match self.style {
@@ -88,7 +88,7 @@ pub struct Device {
     has_probe: bool,
 }
 
-/// The available index, and what of it has been seen.
+/// Available index, and the part of it that has been seen.
 pub struct Avail {
     ring: Arc<Ring>,
     seen: u32,
@@ -171,7 +171,7 @@ impl Poller for Device {
     }
 }
 
-/// Waits for the sidecore to take what was published.
+/// Waits for the sidecore to take everything that was published.
 pub fn wait_for(what: &str, mut holds: impl FnMut() -> bool) {
     let start = Instant::now();
     let mut spins = 0u32;

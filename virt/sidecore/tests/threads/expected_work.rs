@@ -1,6 +1,6 @@
-//! A poller that knows that work is about to come, as one whose write-protected page has just been
-//! opened to a waiting store, keeps its sidecore awake by a deadline that has passed, whatever the
-//! policy.
+//! A poller that knows that work is about to come keeps its sidecore awake by a deadline that has
+//! passed, whatever the policy: for instance one whose write-protected page has just been opened to
+//! a waiting store.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;

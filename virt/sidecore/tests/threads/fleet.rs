@@ -1,4 +1,4 @@
-//! Several cores: pollers that move while they work, cores that come and go.
+//! Several cores: pollers that move while they work, cores that are added and retired.
 
 use std::{
     num::NonZeroU32,
@@ -19,13 +19,13 @@ use sidecore::{
 
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// Writes down what it gets; works without end while it is told to.
+/// Poller that records its messages, and always has work while `works` is set.
 #[derive(Default)]
 struct Clerk {
     got: Vec<(u64, u64)>,
     works: Arc<AtomicBool>,
     stays: Arc<AtomicBool>,
-    /// How often it was asked whether it may leave.
+    /// Number of times it was asked whether it may leave.
     asked: Arc<AtomicU64>,
     is_refused: bool,
     attached: Arc<AtomicU64>,
@@ -189,7 +189,7 @@ fn kicks_reach_a_moving_device_that_sleeps_at_every_idle_sweep() {
 }
 
 #[test]
-fn a_poller_that_does_not_let_go_stays_and_goes_on() {
+fn a_poller_that_may_not_detach_stays_and_is_polled_on() {
     let core = SidecoreBuilder::new("t")
         .idle(IdlePolicy::Sleep)
         .spawn(Vec::new())
@@ -208,7 +208,7 @@ fn a_poller_that_does_not_let_go_stays_and_goes_on() {
 }
 
 #[test]
-fn all_pollers_are_asked_to_leave_at_once_and_come_out_as_they_let_go() {
+fn all_pollers_are_asked_at_once_and_leave_as_they_may_detach() {
     let mut fleet: Fleet<Clerk> = cores(2).spawn().unwrap();
     let clerks: Vec<_> = (0..5).map(|_| Clerk::default()).collect();
     let stays: Vec<_> = clerks
@@ -232,7 +232,7 @@ fn all_pollers_are_asked_to_leave_at_once_and_come_out_as_they_let_go() {
     assert!(handles[1].send((1, 1)).is_err(), "it has gone");
     handles[0].send((0, 1)).unwrap();
     stays[0].store(false, Ordering::Relaxed);
-    // It is asked at each sweep, and something must wake the core for that.
+    // It is asked at each sweep, and the core must be woken for that.
     handles[0].wake();
     let last = left.recv_timeout(LIMIT);
     assert_eq!(last.unwrap().got, [(0, 0), (0, 1)]);
@@ -244,7 +244,7 @@ fn all_pollers_are_asked_to_leave_at_once_and_come_out_as_they_let_go() {
 }
 
 #[test]
-fn a_move_that_waits_keeps_nobody_else_waiting() {
+fn a_move_that_waits_blocks_no_other_call() {
     let fleet: Fleet<Clerk> = cores(2).spawn().unwrap();
     let clerk = Clerk::default();
     let (stays, asked) = (Arc::clone(&clerk.stays), Arc::clone(&clerk.asked));
@@ -260,7 +260,7 @@ fn a_move_that_waits_keeps_nobody_else_waiting() {
         fleet.add_core().unwrap();
         assert!(!mover.is_finished(), "they waited for the move");
         stays.store(false, Ordering::Relaxed);
-        // It is asked at each sweep, and something must wake the core for that.
+        // It is asked at each sweep, and the core must be woken for that.
         handle.wake();
         mover.join().unwrap().unwrap();
     });
@@ -292,7 +292,7 @@ fn an_end_gives_up_the_move_that_the_controller_waits_for() {
     eventually("one is to move", || asked.load(Ordering::Relaxed) > 0);
     let since = Instant::now();
     let left = fleet.release();
-    // Half of what the controller would wait.
+    // Half of the time that the controller would wait.
     assert!(
         since.elapsed() < Duration::from_secs(1),
         "{:?}",
@@ -306,7 +306,7 @@ fn an_end_gives_up_the_move_that_the_controller_waits_for() {
 }
 
 #[test]
-fn nobody_comes_to_a_core_that_is_being_emptied() {
+fn no_poller_is_added_to_a_core_that_is_being_emptied() {
     let fleet: Fleet<Clerk> = cores(2).spawn().unwrap();
     let clerk = Clerk::default();
     let (stays, asked) = (Arc::clone(&clerk.stays), Arc::clone(&clerk.asked));
@@ -399,7 +399,7 @@ fn load_adds_a_core_and_quiet_retires_it() {
     eventually("each has a core", || {
         fleet.core_of(&handles[0]) != fleet.core_of(&handles[1])
     });
-    // One that has just come to a core is not busy before its first visit there.
+    // A poller that has just been moved to a core is not busy before its first visit there.
     eventually("each is busy, alone", || {
         fleet.stats().iter().all(|(_, stats)| {
             stats.pollers.len() == 1 && stats.pollers[0].state == PollerState::Busy

@@ -1,10 +1,10 @@
 //! Forced sleeps: producers and a sidecore that sleeps at every idle sweep take turns, so that
-//! nearly every item has to wake it, at whatever moment of its way into sleep it comes. A lost
-//! wake-up stops the exchange, and the test says so.
+//! nearly every item has to wake it, at any point of its way into sleep. A lost wake-up stops the
+//! exchange, and fails the test.
 //!
 //! The ring is one of real virtio's: an index and avail_event in shared memory, and an eventfd as
-//! the kick; beside it one with a flag. `SIDECORE_FORCED_SLEEPS` is the number of sleeps to reach
-//! in each test (default 20,000 each).
+//! the kick; a second one has a flag. `SIDECORE_FORCED_SLEEPS` is the number of sleeps to reach in
+//! each test (default 20,000 each).
 
 use std::{num::NonZeroU32, sync::atomic::Ordering, time::Instant};
 
@@ -15,8 +15,8 @@ fn target() -> u64 {
     std::env::var("SIDECORE_FORCED_SLEEPS").map_or(20_000, |n| n.parse().expect("a number"))
 }
 
-/// Publishes one at a time, at moments that drift through the sidecore's way into sleep, until
-/// `target` sleeps have been slept.
+/// Publishes one item at a time, at times that drift through the sidecore's way into sleep, until
+/// there have been `target` sleeps.
 fn exchange(styles: &[Style], has_mail: bool, has_probe: bool) {
     let rings: Vec<_> = styles.iter().map(|&style| Ring::new(style)).collect();
     let core = SidecoreBuilder::new("sleepy")

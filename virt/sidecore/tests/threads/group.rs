@@ -15,7 +15,7 @@ fn group(rings: &[std::sync::Arc<Ring>], has_probe: bool) -> Group<Device> {
     Group::new("group", children.collect())
 }
 
-/// All children register their kicks with the same token, and each learns of its own.
+/// All children register their kicks with the same token, and each receives its own.
 #[test]
 fn no_wake_up_of_a_child_is_lost_whenever_it_comes() {
     for (count, has_probe) in [(1, true), (2, true), (7, false), (64, true)] {
@@ -105,7 +105,7 @@ fn a_group_moves_whole_while_its_children_work() {
     assert_eq!(groups[0].len(), 7);
 }
 
-/// A child that is kicked for nothing is muted, and its neighbours are not.
+/// A child that is kicked without work is muted, and its neighbours are not.
 #[test]
 fn a_storm_of_kicks_mutes_the_child_that_it_is_for() {
     let rings = rings(2);

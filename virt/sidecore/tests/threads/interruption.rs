@@ -11,33 +11,33 @@ use std::{
 use crate::common::eventually;
 use sidecore::{Activity, ArmError, IdlePolicy, Poller, Probe, SidecoreBuilder, Turn, Wakes};
 
-/// What the pollers share, on one core: plain loads and stores in turns.
+/// State that the pollers share, on one core: plain loads and stores in turns.
 struct Shared {
     start: Instant,
-    /// When one of them was last called, or returned, in nanoseconds from `start`.
+    /// Time at which one of them was last called, or returned, in nanoseconds from `start`.
     seen: AtomicU64,
     /// The request from which on late ones are counted.
     calm_from: AtomicU64,
     /// Requests since then.
     calm: AtomicU64,
-    /// Requests of the quiet one: made by the busy one, in the middle of its turns.
+    /// Requests of the quiet poller: made by the busy one, in the middle of its turns.
     made: AtomicU64,
     done: AtomicU64,
-    /// Pieces of work that the busy one did while one of them was under way, and turns that it
+    /// Pieces of work that the busy poller did while a request was under way, and turns that it
     /// began.
     late: AtomicU64,
 }
 
-/// Between two looks at the clock that are further apart, in nanoseconds, the thread was off its
-/// CPU. Whose turn it was is charged the time, and owes.
+/// Largest time between two readings of the clock, in nanoseconds, for which the thread has been on
+/// its CPU. After a longer one, the poller whose turn it was is charged the time, and is in debt.
 const OFF: u64 = 20_000;
 
-/// Requests of the busy one's turns that pay for the most that a turn is charged by the clock, a
-/// millisecond, at a microsecond each: more than twice as many.
+/// Requests in the busy poller's turns that repay the largest charge by the clock, a millisecond,
+/// at a microsecond each: more than twice as many.
 const OWED: u64 = 2_500;
 
 enum Role {
-    /// Always has work, and asks after each piece.
+    /// Always has work, and asks after each piece whether others wait.
     Busy,
     Quiet,
 }
@@ -47,7 +47,7 @@ struct Party {
     shared: Arc<Shared>,
 }
 
-/// Fires while a request is under way; never, for the busy one.
+/// Fires while a request is under way; never for the busy poller.
 #[derive(Clone)]
 struct Made(Option<Arc<Shared>>);
 
@@ -56,7 +56,7 @@ impl Shared {
         self.made.load(Ordering::Relaxed) != self.done.load(Ordering::Relaxed)
     }
 
-    /// Looks at the clock.
+    /// Reads the clock.
     fn see(&self) {
         let now = self.start.elapsed().as_nanos() as u64;
         if now - self.seen.swap(now, Ordering::Relaxed) > OFF {
@@ -65,7 +65,7 @@ impl Shared {
         }
     }
 
-    /// Counts, if nobody owes.
+    /// Counts, if no poller is in debt.
     fn count(&self, counter: &AtomicU64, is_it: bool) {
         let is_calm = self.made.load(Ordering::Relaxed) > self.calm_from.load(Ordering::Relaxed);
         counter.fetch_add((is_calm && is_it).into(), Ordering::Relaxed);
@@ -78,7 +78,7 @@ impl Probe for Made {
     }
 }
 
-/// Pieces of a turn of the busy one, which its budget would allow.
+/// Pieces in a turn of the busy poller, which its budget would allow.
 const PIECES: u32 = 10;
 
 impl Poller for Party {
@@ -136,7 +136,7 @@ impl Poller for Party {
 }
 
 #[test]
-fn who_gets_work_in_anothers_turn_is_served_before_that_goes_on() {
+fn a_poller_that_gets_work_in_anothers_turn_is_served_before_it_continues() {
     let zero = || AtomicU64::new(0);
     let shared = Arc::new(Shared {
         start: Instant::now(),
@@ -158,8 +158,8 @@ fn who_gets_work_in_anothers_turn_is_served_before_that_goes_on() {
     eventually("requests", || shared.calm.load(Ordering::Relaxed) > 10_000);
     core.stop();
     let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
-    // Short interruptions owe a little; a turn that does not ask does six pieces late for each
-    // request.
+    // Short interruptions leave a small debt. If turns did not ask, six pieces would be late for
+    // each request.
     let (calm, late) = (of(&shared.calm), of(&shared.late));
     assert!(
         10 * late < calm,

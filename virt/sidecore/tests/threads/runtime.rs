@@ -28,7 +28,7 @@ enum Ask {
     DeadlineIn(u64),
 }
 
-/// Does as it is told and writes down what it saw.
+/// Poller that carries out the commands in its messages and records what it saw.
 #[derive(Default)]
 struct Scribe {
     notes: Vec<u64>,
@@ -240,7 +240,7 @@ fn a_deadline_ends_the_sleep() {
 }
 
 #[test]
-fn what_cannot_be_armed_keeps_the_sidecore_awake_and_the_others_disarmed() {
+fn poller_that_cannot_be_armed_keeps_the_sidecore_awake_and_others_disarmed() {
     let (first, second) = (Scribe::default(), Scribe::default());
     let (armed, refuses) = (Arc::clone(&first.armed), Arc::clone(&second.refuses_arm));
     refuses.store(true, Ordering::Relaxed);

@@ -17,15 +17,15 @@ use sidecore::{
     Activity, ArmError, IdlePolicy, Nanos, Poller, Probe, Sidecore, SidecoreBuilder, Turn, Wakes,
 };
 
-/// Always has work, in pieces of one cost.
+/// Poller that always has work, in pieces of one cost.
 struct Glutton {
     weight: u32,
     cost: u64,
-    /// Does no more than that many pieces per turn.
+    /// Most pieces per turn.
     batch: u32,
 }
 
-/// For pollers that leave everything to their descriptors.
+/// Probe that never fires, for pollers that rely on their descriptors.
 struct Blind;
 
 impl Probe for Blind {
@@ -65,7 +65,7 @@ impl Poller for Glutton {
     }
 }
 
-/// What each was served per weight, in the order given.
+/// Returns the service of each per weight, in the order given.
 fn shares(gluttons: Vec<Glutton>) -> Vec<f64> {
     let weights: Vec<f64> = gluttons.iter().map(|g| f64::from(g.weight)).collect();
     let core = SidecoreBuilder::new("t").spawn(gluttons).unwrap();
@@ -114,7 +114,7 @@ fn weights_1_2_4_are_kept() {
     );
 }
 
-/// Always has work, in pieces that take `takes_ns` by the clock, of which it says `says`.
+/// Poller that always has work, in pieces that take `takes_ns` by the clock and are charged `says`.
 struct Worker {
     takes_ns: u64,
     says: u64,
@@ -149,7 +149,7 @@ impl Poller for Worker {
 }
 
 #[test]
-fn who_takes_longer_than_it_says_pays_the_time() {
+fn a_poller_that_takes_longer_than_it_charges_pays_the_time() {
     let worker = |takes_ns, says| Worker {
         takes_ns,
         says,
@@ -160,7 +160,7 @@ fn who_takes_longer_than_it_says_pays_the_time() {
     let core = SidecoreBuilder::new("t")
         .spawn(vec![honest, other])
         .unwrap();
-    // Some hundred turns of the one that takes long, by whichever of the two counts.
+    // Some hundred turns of the poller that takes long, by either of the two counts.
     let [honest, other] = done;
     let long = 20_000_000;
     while honest
@@ -175,12 +175,12 @@ fn who_takes_longer_than_it_says_pays_the_time() {
         honest.load(Ordering::Relaxed),
         other.load(Ordering::Relaxed),
     );
-    // By what they say it would be 50 times as much.
+    // By their charges it would be 50 times as much.
     assert!(other < 4 * honest, "{other} ns beside {honest} ns");
 }
 
 #[test]
-fn who_has_the_core_for_itself_pays_what_it_says_however_long_it_takes() {
+fn a_poller_alone_on_the_core_pays_only_what_it_charges() {
     const TAKES_NS: u64 = 50_000;
     const SAYS: u64 = 200;
     let alone = Worker {
@@ -224,7 +224,8 @@ impl Poller for Listener {
         Activity::Idle
     }
 
-    /// Another descriptor instead; the old one is closed without being removed: a mistake.
+    /// Takes another descriptor instead. The old one is closed without being removed, which is an
+    /// error.
     fn message(&mut self, bell: Option<File>, turn: &mut Turn<'_>) {
         self.bell = bell;
         if let Some(bell) = &self.bell {
@@ -274,7 +275,7 @@ fn ring(mut bell: &File) {
     bell.write_all(&1u64.to_ne_bytes()).unwrap();
 }
 
-/// CPU time of the sidecore during 200 ms.
+/// Returns the CPU time of the sidecore during 200 ms.
 fn cpu_of<P: Poller>(core: &Sidecore<P>, mut meanwhile: impl FnMut()) -> Duration {
     let (before, start) = (core.thread_cpu_time().unwrap(), Instant::now());
     while start.elapsed() < Duration::from_millis(200) {
@@ -292,7 +293,7 @@ fn a_descriptor_that_stays_readable_is_muted_and_the_core_sleeps() {
     assert!(used < Duration::from_millis(10), "{used:?} of 200 ms");
     let stats = core.stats();
     assert_eq!(stats.pollers[0].activity.mutes, stats.core.mutes);
-    // Not for ever: it is looked at again, up to 16 ms later.
+    // Not for ever: it is registered again, up to 16 ms later.
     let before = heard.load(Ordering::Relaxed);
     eventually("looked at again", || {
         heard.load(Ordering::Relaxed) > before + 3
@@ -321,9 +322,9 @@ fn a_descriptor_closed_before_it_was_removed_does_not_keep_the_core_awake() {
     eventually("heard", || heard.load(Ordering::Relaxed) == 1);
     // The file lives on in `bell`, as one of another process would.
     core.handle(0).send(None).ok().unwrap();
-    // Rung until the list is built anew: a ring that comes before the message is still heard, and
+    // Rung until the list is built anew: a ring that comes before the message is still handled, and
     // read away. While the file is in the list its events are taken for the poller's; then they are
-    // muted, and nobody's.
+    // muted, and belong to no registered descriptor.
     eventually("built anew", || {
         ring(&bell);
         core.stats().core.rebuilds >= 1

@@ -1,5 +1,5 @@
-//! A core that polls for what threads of the kernel do (buffered writes are done by workers of the
-//! ring) gives them its CPU now and then: they may have been put onto it.
+//! A core that polls for work of kernel threads (buffered writes are done by workers of the ring)
+//! yields its CPU to them now and then: they may have been placed on it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

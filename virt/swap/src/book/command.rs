@@ -1,8 +1,8 @@
-//! What the book is told, and what it wants done.
+//! Commands of the book, and the results that are reported to it.
 
 use super::pages::{Page, Place, Slot};
 
-/// A request of a disk, by a number that is its own while it is under way.
+/// A request of a disk, by a number that is unique while the request is under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Op(pub u64);
 
@@ -10,72 +10,74 @@ pub struct Op(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Ticket(pub u64);
 
-/// How a page is mapped for the guest.
+/// Protection of a page that is mapped for the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protection {
-    /// A store goes unseen.
+    /// Stores are not detected.
     Writable,
-    /// The first store shows.
+    /// The first store is detected.
     Protected,
-    /// As protected if the marker says that nobody stored since it was, and else writable.
+    /// Protected if the uffd-wp bit, which a PTE marker keeps while the page is not mapped, shows
+    /// that no store came since it was protected; otherwise writable.
     AsMarked,
 }
 
-/// What the pager is to do.
+/// Command to the pager.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
-    /// Ask the owner to let go of these, up to [`BATCH`](super::BATCH); answered by
+    /// Ask the owner to release these, up to [`BATCH`](super::BATCH); answered by
     /// [`Book::answered`](super::Book::answered).
     Ask(Vec<Page>),
-    /// Take it from the guest; the memory, and the marker, stay.
+    /// Unmap it from the guest; the memory, and the PTE marker that keeps its uffd-wp bit, stay.
     Unmap(Page),
-    /// Look at a soft page; answered by [`Book::examined`](super::Book::examined).
+    /// Examine an unmapped page; answered by [`Book::examined`](super::Book::examined).
     Examine(Page),
-    /// Give its memory back.
+    /// Free its memory.
     Punch(Page),
     /// Give it memory that holds zeroes.
     Zero(Page),
     /// Give it memory, and read its content; answered by [`Book::ended`](super::Book::ended).
     Fetch(Page, Place),
-    /// Write a soft page to its slot; answered by [`Book::ended`](super::Book::ended).
+    /// Write an unmapped page to its slot; answered by [`Book::ended`](super::Book::ended).
     Save(Page, Slot),
-    /// Give back what is behind so many slots from this one on, which hold nothing; answered by
+    /// Discard the blocks behind so many slots from this one on, which hold nothing; answered by
     /// [`Book::ended`](super::Book::ended).
     Trim(Slot, u32),
-    /// Map it for the guest, and wake who waits for it.
+    /// Map it for the guest, and wake the accesses that wait for it.
     Map(Page, Protection),
     /// Write-protect a page that is mapped.
     Protect(Page),
-    /// Wake who waits for a page that is mapped; if the host has taken its mapping away, map it
+    /// Wake the accesses that wait for a page that is mapped; if the host has unmapped it, map it
     /// writable.
     Wake(Page),
-    /// From now on devices may reach it.
+    /// Show it to devices, which may access it from now on.
     Show(Page),
-    /// All pages of the ticket are there, or have been seen to
+    /// Complete the ticket: all of its pages are in memory, or have been processed
     /// ([`Book::discard`](super::Book::discard)).
     Done(Ticket),
-    /// The disk's request may go down.
+    /// Submit the disk's request.
     Go(Op),
-    /// The guest cannot go on; [`Book::retry`](super::Book::retry) when the cause has been seen to.
+    /// Pause the guest, which cannot continue; [`Book::retry`](super::Book::retry) when the cause
+    /// has been removed.
     Stop(Trouble),
 }
 
-/// The end of a command that took its time.
+/// Result of a command that ends later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// Of [`Command::Fetch`]: what was read has this CRC, or it could not be.
+    /// Of [`Command::Fetch`]: the CRC of the content read, or the error.
     Fetched(Page, Result<u32, Errno>),
-    /// Of [`Command::Save`]: whether it was written.
+    /// Of [`Command::Save`]: whether the slot was written.
     Saved(Page, Slot, Result<(), Errno>),
-    /// Of [`Command::Trim`]: whether it could be done. What cannot be is not tried again.
+    /// Of [`Command::Trim`]: whether the slots were trimmed. A failed trim is not retried.
     Trimmed(Slot, u32, Result<(), Errno>),
 }
 
-/// The host's number for why something could not be done. Nothing is decided by it.
+/// The host's error number. No decision depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Errno(pub i32);
 
-/// Why the guest cannot go on. No content is lost.
+/// Reason why the guest is paused. No content is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trouble {
     /// The store has no free slot.
@@ -84,18 +86,18 @@ pub enum Trouble {
     CannotSave(Slot, Errno),
     /// The content could not be read.
     CannotFetch(Place, Errno),
-    /// What was read is not what was dropped: somebody else changed the image, or the store is
-    /// broken.
+    /// The content read is not the content that was dropped: another program changed the image, or
+    /// the store is broken.
     Changed(Place),
 }
 
-/// What a soft page was found to be.
+/// Result of the examination of an unmapped page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seen {
-    /// The marker says that no processor stored since the page was write-protected.
+    /// The uffd-wp bit shows that no processor stored since the page was write-protected.
     pub is_clean: bool,
     /// All its bytes are 0.
     pub is_zero: bool,
-    /// Of its content.
+    /// CRC of its content.
     pub crc: u32,
 }

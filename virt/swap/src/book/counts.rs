@@ -2,7 +2,7 @@
 
 use super::pages::{Block, Slot};
 
-/// What has been done, in pages.
+/// Counters of the book, in pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Left memory unwritten, since a block holds the same.
@@ -21,25 +21,25 @@ pub struct Counts {
     pub rescued: u64,
     /// Were about to be overwritten as a whole, and not read although they held something.
     pub not_fetched: u64,
-    /// Stood for a block that was about to change, and were read before.
+    /// Were backed by a block that was about to change, and were read before.
     pub fetched_before_a_write: u64,
     /// Were read although a device was about to overwrite them as a whole: only by a policy that
     /// [reads them](super::IoPolicy::reads_overwritten).
     pub stale: u64,
     /// Were to be written to the store although a disk's block held the same: they were not stored
-    /// to since a request of whole blocks filled or wrote them. Those of a block that
-    /// [`SHARERS`](super::SHARERS) other pages stood for, which may have changed since, so there
-    /// were no more of these; all others only by a policy that
-    /// [saves them](super::IoPolicy::saves_block_backed). Not counted: what has been in the store
-    /// since, and what moved parts of blocks or beside another request for the same.
+    /// to since a request of whole blocks filled or wrote them. Includes the pages of a block that
+    /// backed [`SHARERS`](super::SHARERS) other pages; the block may have changed since, so their
+    /// number is an upper bound. All others are counted only with a policy that
+    /// [saves them](super::IoPolicy::saves_block_backed). Not counted: pages that have been in the
+    /// store since, and requests that moved parts of blocks or overlapped another request.
     pub silent_writes: u64,
-    /// Of silent writes whose block is known, those to a slot that is not right behind the slot
-    /// of the block before: runs into which the store breaks the disk's order. Only by a policy
-    /// that [saves them](super::IoPolicy::saves_block_backed).
+    /// Of silent writes whose block is known, those to a slot that does not follow the slot of the
+    /// previous block: the number of runs into which the store breaks the disk's order. Only by a
+    /// policy that [saves them](super::IoPolicy::saves_block_backed).
     pub order_breaks: u64,
-    /// Were given up by the guest, and are gone unwritten.
+    /// Were discarded by the guest, and are gone unwritten.
     pub discarded: u64,
-    /// Were not let go, since a device uses them.
+    /// Were not released by the owner, since a device uses them.
     pub refused: u64,
 }
 
@@ -50,8 +50,8 @@ pub(super) struct SilentWrites {
 }
 
 impl SilentWrites {
-    /// Notes a silent write. Whether it breaks the order: block and slot do not both follow those
-    /// of the one before.
+    /// Records a silent write. Returns whether it breaks the order: block and slot do not both
+    /// follow those of the previous one.
     pub fn breaks_order(&mut self, block: Block, slot: Slot) -> bool {
         let last = self.last.replace((block, slot));
         !last.is_some_and(|(last, at)| {

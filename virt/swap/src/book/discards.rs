@@ -1,16 +1,16 @@
-//! Pages that the guest has discarded: what they hold is not needed, and their memory is wanted
-//! back.
+//! Pages that the guest has discarded: their content is not needed, and their memory is to be
+//! freed.
 //!
-//! A page in memory that vCPUs and devices reach leaves as any page does: the owner releases it,
+//! A page in memory that vCPUs and devices access leaves as any page does: the owner releases it,
 //! and it is unmapped. Then it is neither examined nor written, but dropped: it holds zeroes from
-//! then on. What has left already is forgotten where it is. A page of a disk's request, one that
-//! is coming, and one that the owner is being asked for anyway stay what they are: a discard is
-//! an offer. Each is answered when all of its pages have been seen to, in the order of the
-//! offers, and not before: what is stored to a page behind that answer stays.
+//! then on. A page that has left already is dropped from its slot or block. A page of a disk's
+//! request, one that is being read, and one that the owner is already asked for are left as they
+//! are: a discard is a hint. Each discard is answered once all of its pages have been processed, in
+//! the order of the discards. A store after that answer is kept.
 //!
 //! ```text
 //!  discard ──▶ pages wait ── 32 at a time ──▶ the owner is asked ── answered ──▶ finished
-//!     └── nothing to ask for ──▶ offer waits for those before it ── finished ──▶ Done
+//!     └── nothing to ask for ──▶ waits for discards before it ── finished ──▶ Done
 //! ```
 
 use std::collections::VecDeque;
@@ -20,23 +20,23 @@ use super::pages::{Page, Place, State};
 use super::question::Cause;
 use super::{BATCH, Book};
 
-/// Offers that are not answered.
+/// Discards that are not answered.
 #[derive(Debug, Default)]
 pub(super) struct Discards {
-    /// Resident pages that the owner has not been asked for, in the order of the offers.
+    /// Resident pages that the owner has not been asked for, in the order of the discards.
     pages: VecDeque<Page>,
-    /// The offers in their order, and of each how many pages have not been seen to.
+    /// The discards in their order, and the number of pages of each that have not been processed.
     offers: VecDeque<(Ticket, usize)>,
 }
 
 impl Discards {
-    /// Adds an offer behind the others, and its pages that the owner is to be asked for.
+    /// Adds a discard behind the others, and its pages that the owner is to be asked for.
     fn offer(&mut self, ticket: Ticket, pages: &[Page]) {
         self.pages.extend(pages);
         self.offers.push_back((ticket, pages.len()));
     }
 
-    /// The first page that the owner is to be asked for.
+    /// Returns the first page that the owner is to be asked for.
     fn first(&self) -> Option<Page> {
         self.pages.front().copied()
     }
@@ -45,8 +45,8 @@ impl Discards {
         self.pages.pop_front();
     }
 
-    /// Of so many pages that have been seen to, takes those of the first offer. Returns it if no
-    /// more are left of it.
+    /// Counts up to `count` processed pages for the first discard, and subtracts them from `count`.
+    /// Returns the discard if none of its pages is left.
     fn finish_first(&mut self, count: &mut usize) -> Option<Ticket> {
         let (_, left) = self.offers.front_mut()?;
         let seen_to = (*count).min(*left);
@@ -58,15 +58,15 @@ impl Discards {
         self.offers.pop_front().map(|(ticket, _)| ticket)
     }
 
-    /// Removes all offers, whose tickets are returned.
+    /// Removes all discards, and returns their tickets.
     fn give_up(&mut self) -> Vec<Ticket> {
         self.offers.drain(..).map(|(ticket, _)| ticket).collect()
     }
 }
 
 impl Book {
-    /// The guest has discarded these pages, until it reaches them again; [`Command::Done`] when
-    /// that has been seen to.
+    /// Discards these pages until the guest accesses them again; [`Command::Done`] once they have
+    /// been processed.
     pub fn discard(&mut self, ticket: Ticket, pages: &[Page]) {
         let mut asked_for = Vec::new();
         for &page in pages {
@@ -80,7 +80,7 @@ impl Book {
                     self.pages.leave_place(page);
                 }
                 State::Soft => self.drop_discarded(page),
-                // It is being read: it goes when it has been written.
+                // It is being written: it is dropped once that has ended.
                 State::Saving => self.pages.discard_when_saved(page),
                 State::Resident if !self.question.has(page) => {
                     self.pages.discard_when_released(page);
@@ -94,20 +94,20 @@ impl Book {
         self.balance();
     }
 
-    /// No command is carried out any more: returns the offers that are left, each of which is to
-    /// be answered.
+    /// Returns the discards that are left, each of which is to be answered: no command is carried
+    /// out any more.
     pub fn give_up_discards(&mut self) -> Vec<Ticket> {
         self.discards.give_up()
     }
 
-    /// A discarded page that no vCPU and no device reaches is gone.
+    /// Drops a discarded page, which no vCPU and no device reaches.
     pub(super) fn drop_discarded(&mut self, page: Page) {
         self.counts.discarded += 1;
         self.pages.drop_discarded(page);
         self.commands.push(Command::Punch(page));
     }
 
-    /// So many more pages have been seen to; asks for the next ones.
+    /// Records that `count` more pages have been processed, and asks the owner for the next ones.
     pub(super) fn see_to_discards(&mut self, mut count: usize) {
         let mut asked = Vec::new();
         while !self.question.is_open()
@@ -120,7 +120,7 @@ impl Book {
                 self.pages.keep(page);
                 count += 1;
             } else {
-                // It is not seen to before those.
+                // It is processed only after those that were asked for.
                 break;
             }
             self.discards.remove_first();

@@ -1,10 +1,10 @@
-//! Requests of the guest's disks: blocks come to back pages by them, and change by them.
+//! Requests of the guest's disks, which make blocks back pages, and change blocks.
 //!
-//! The owner reports a request before it goes down, and again when it is over; it forgets at the
-//! first of these which of its pages devices have stored to, so that what it reports later came
-//! after. So what those pages were known to equal is void from then on, whether the request goes
-//! down or not: it may be cancelled while it waits. From then until the end the request's pages do
-//! not leave memory.
+//! The owner reports a request before it is submitted, and again when it has ended. With the first
+//! report it clears its record of devices' stores to the request's pages, so that a store reported
+//! later came after it. From then on no block backs these pages, whether the request is submitted
+//! or not: it may be cancelled while it waits. Until the end the request's pages do not leave
+//! memory.
 
 use super::Book;
 use super::command::{Command, Op, Protection};
@@ -13,16 +13,16 @@ use super::policy::FaultOrigin;
 use super::requests::{Direction, Span};
 
 impl Book {
-    /// A disk is about to read. Pages that are not in memory come as zeroes, though the request may
-    /// have been cancelled by now: an owner that cancels requests has the pages shown, and keeps
-    /// them, before it reports one.
+    /// Begins a disk's read. Pages that are not in memory come as zeroes. The request may have been
+    /// cancelled by now: an owner that cancels requests has the pages shown, and keeps them, before
+    /// it reports one.
     pub fn begin_read(&mut self, op: Op, span: &Span) {
         self.begin(op, Direction::Read, span);
         let mut waits = 0;
         for &page in &span.pages {
             match self.pages.state(page) {
                 State::Fetching => waits += usize::from(self.waiters.add_op(op, page)),
-                // Another request fills it; both are void.
+                // Another request fills it; neither is evidence.
                 State::Filling => {}
                 State::Absent if !self.has_room(FaultOrigin::Device) => {
                     self.room_queue.push(page, FaultOrigin::Device);
@@ -44,7 +44,7 @@ impl Book {
         self.balance();
     }
 
-    /// A request that reads is over.
+    /// Ends a disk's read.
     pub fn end_read(&mut self, op: Op, is_good: bool) {
         let Some(request) = self.requests.end(op) else {
             return;
@@ -54,7 +54,7 @@ impl Book {
             if self.pages.state(page) == State::Filling {
                 self.settle(page, Protection::Protected);
             }
-            // One that it still waits for has nothing of it.
+            // A page that the request still waits for has no data of it.
             if is_evidence && self.pages.state(page) == State::Resident {
                 self.equals(page, request.span.first.ahead(nth));
             }
@@ -62,9 +62,9 @@ impl Book {
         self.balance();
     }
 
-    /// A disk is about to change blocks: to what its pages hold, or, if there are none, to
-    /// something that no page holds (discard, zeroes, parts of blocks). Pages that are not in
-    /// memory are brought in first.
+    /// Begins a disk's change of blocks: to the content of its pages, or, without pages, to content
+    /// that no page has (discard, zeroes, parts of blocks). Pages that are backed by these blocks
+    /// and are not in memory are read first.
     pub fn begin_write(&mut self, op: Op, span: &Span) {
         debug_assert!(span.pages.is_empty() || span.pages.len() == span.count as usize);
         self.begin(op, Direction::Write, span);
@@ -85,7 +85,7 @@ impl Book {
             self.bring(page, false, FaultOrigin::Device);
             match self.pages.state(page) {
                 State::Resident if !self.question.has(page) => self.protect(page),
-                // Another request fills it; both are void.
+                // Another request fills it; neither is evidence.
                 State::Filling => {}
                 _ => waits += usize::from(self.waiters.add_op(op, page)),
             }
@@ -94,14 +94,15 @@ impl Book {
         self.balance();
     }
 
-    /// A request that writes is over. If it is not good, the content of its blocks is unknown.
+    /// Ends a disk's write. If it is not good, the content of its blocks is unknown.
     pub fn end_write(&mut self, op: Op, is_good: bool) {
         let Some(request) = self.requests.end(op) else {
             return;
         };
         let is_evidence = is_good && request.is_evidence;
         for (nth, page) in (0..).zip(request.span.pages) {
-            // One that it still waits for, since it was given up, it has not written.
+            // A page that the request still waits for, since it was cancelled, has not been
+            // written.
             if is_evidence && self.pages.state(page) == State::Resident {
                 self.equals(page, request.span.first.ahead(nth));
             }
@@ -117,7 +118,8 @@ impl Book {
         self.requests.begin(op, direction, span);
     }
 
-    /// A request has made a resident page and a block equal, if the block has a number.
+    /// Records that a request has made a resident page and a block equal, if the block has a
+    /// number.
     fn equals(&mut self, page: Page, block: Option<Block>) {
         if let Some(block) = block {
             self.pages.leave_place(page);
@@ -126,8 +128,8 @@ impl Book {
     }
 
     /// Forgets the block that a page in memory equals: it may not equal it any more, and no later
-    /// report shows that. The place of one that is not in memory, or is being read, is where its
-    /// content is, and no device has reached it since it left.
+    /// report shows that. The place of a page that is not in memory, or is being read, has its
+    /// content, and no device has stored to it since it left.
     fn void_evidence(&mut self, page: Page) {
         let is_in_memory = matches!(self.pages.state(page), State::Resident | State::Soft);
         if is_in_memory {
@@ -135,8 +137,8 @@ impl Book {
         }
     }
 
-    /// From now on stores to the page show, and no block backs it: not one either that it was
-    /// fetched from since the request began.
+    /// Protects the page, so that stores to it are detected, and unlinks it from its block, even
+    /// one that it was fetched from since the request began.
     fn protect(&mut self, page: Page) {
         self.void_evidence(page);
         self.commands.push(Command::Protect(page));
@@ -148,7 +150,7 @@ impl Book {
         }
     }
 
-    /// A page that the request waited for is resident.
+    /// Records that a page that the request waited for is resident.
     pub(super) fn op_has_one(&mut self, op: Op, page: Page) {
         let Some(arrival) = self.requests.arrived(op, page) else {
             return;

@@ -1,4 +1,4 @@
-//! Failures of the store and the images, until what failed is tried again.
+//! Failures of the store and the images, until the failed operations are retried.
 //!
 //! ```text
 //!  none ── save_failed, fetch_failed ──▶ some: nothing is saved after the former ── take ──▶ none
@@ -6,22 +6,22 @@
 
 use super::pages::Page;
 
-/// Reads and writes that failed, and have not been tried again.
+/// Reads and writes that failed, and have not been retried.
 #[derive(Debug, Default)]
 pub(super) struct Failures {
     is_store_failed: bool,
-    /// They are still being fetched.
+    /// Pages that are still being fetched.
     fetches: Vec<Page>,
 }
 
 impl Failures {
-    /// The store was full, or a slot could not be written.
+    /// Records that the store was full, or a slot could not be written.
     pub fn save_failed(&mut self) {
         self.is_store_failed = true;
     }
 
-    /// The page could not be fetched. It stays in that state: no vCPU and no device reaches what it
-    /// holds.
+    /// Records that the page could not be fetched. It stays in that state: no vCPU and no device
+    /// accesses its content.
     pub fn fetch_failed(&mut self, page: Page) {
         self.fetches.push(page);
     }
@@ -34,7 +34,7 @@ impl Failures {
         self.is_store_failed || !self.fetches.is_empty()
     }
 
-    /// All is tried again: the pages that are to be fetched.
+    /// Clears the failures for a retry: returns the pages that are to be fetched.
     pub fn take(&mut self) -> Vec<Page> {
         self.is_store_failed = false;
         std::mem::take(&mut self.fetches)

@@ -1,33 +1,32 @@
 //! Decisions about each page, and nothing else: no system call, no thread, no time.
 //!
 //! The pager reports events to the [`Book`], in the order in which they happened, and carries out
-//! the [`Command`]s that come of them, in their order. Three things make the order matter, and the
-//! pager has to keep to them:
+//! the resulting [`Command`]s, in their order. The pager has to keep to three rules on the order:
 //! * Events of the owner (an answer, a ticket, the beginning and end of a disk's request) are
 //!   reported in the owner's order.
 //! * [`Command::Examine`] is answered by [`Book::examined`] before anything else is reported.
-//! * [`Command::Fetch`], [`Command::Save`] and [`Command::Trim`] take their time; everything else
-//!   is done before the next event is reported.
+//! * [`Command::Fetch`], [`Command::Save`] and [`Command::Trim`] end later; every other command is
+//!   completed before the next event is reported.
 //!
-//! A page leaves memory in steps: the owner releases it (no device reaches it), it is unmapped (no
-//! processor does), it rests as *soft* and comes back for the price of a minor fault, it is
-//! examined (what it holds can no longer change), it is written out if it is neither zeroes nor
-//! what a block holds, and its memory is given back.
+//! A page leaves memory in steps: the owner releases it (no device accesses it); it is unmapped (no
+//! processor accesses it); it stays unmapped but resident, in the state *soft*, and comes back for
+//! the cost of a minor fault; it is examined (its content can no longer change); it is written out
+//! if it is neither zeroes nor equal to a block; and its memory is freed.
 //!
-//! A page is backed by a block when its content was that block's at a moment when it was
-//! write-protected; whether it has been written since is looked at once, when it is examined: by
-//! the marker of the page tables for processors' stores, by the owner's answer for devices'. A
+//! A page is backed by a block if its content was that block's at a moment when it was
+//! write-protected. Whether it has been written since is checked once, when it is examined: by the
+//! uffd-wp bit of the page tables for processors' stores, by the owner's answer for devices'. A
 //! request that is about to change a block waits until no page is backed by it any more.
 //!
-//! The [`Book`] says what happens when, and in which order. Its parts are types with one reason to
-//! change each, private fields, and the picture of their transitions at the head of their modules:
+//! The [`Book`] makes the decisions, and their order. Its parts are types with one reason to change
+//! each, private fields, and a diagram of their transitions at the head of their modules:
 //! ```text
 //!  page_in, read_ahead ─┐        ┌─▶ pages     states, queues, what backs a page: slot or block
 //!  page_out, discards  ─┼─ Book ─┼─▶ reclaim   how many pages may come, and have to leave
 //!  disks               ─┘        ├─▶ waiters   tickets, requests, pages that wait for room
 //!                                ├─▶ requests  of disks under way, pages and blocks they share
 //!                                ├─▶ question  to the owner, one at a time
-//!                                ├─▶ discards  offers of a balloon, answered in their order
+//!                                ├─▶ discards  of a balloon, answered in their order
 //!                                ├─▶ failures  of the store and the images, until tried again
 //!                                └─▶ policy    seam for measurements
 //! ```
@@ -63,15 +62,15 @@ use requests::Requests;
 pub use requests::Span;
 use waiters::{RoomQueue, Waiters};
 
-/// Pages that the owner is asked for at once, and so how far what is in memory may exceed its
-/// limit.
+/// Pages that the owner is asked for at once, and so the number by which the pages in memory may
+/// exceed the limit.
 pub const BATCH: usize = 32;
 
-/// Part of [`BATCH`] that is left to vCPUs: what the owner waits for in the kernel may wait for a
-/// vCPU that waits for a page, and until then the owner's questions are not answered.
+/// Part of [`BATCH`] that is reserved for vCPUs: the owner may wait in the kernel for a vCPU that
+/// waits for a page, and until then it does not answer questions.
 const FOR_VCPUS: usize = BATCH / 2;
 
-/// Pages that are on their way to the store at once.
+/// Largest number of pages on their way to the store.
 const SAVES: usize = 64;
 
 /// All pages of a guest.
@@ -80,7 +79,8 @@ pub struct Book {
     pages: Pages,
     reclaim: Reclaim,
     question: Question,
-    /// Pages that the guest has discarded while they were resident, and the offers to be answered.
+    /// Pages that the guest has discarded while they were resident, and the discards to be
+    /// answered.
     discards: Discards,
     waiters: Waiters,
     room_queue: RoomQueue,
@@ -94,8 +94,8 @@ pub struct Book {
 }
 
 impl Book {
-    /// Of `pages` pages, all zeroes, of which `limit` may be in memory, and `slots` free slots.
-    /// An event of a page beyond these panics.
+    /// Creates a book of `pages` pages, all zeroes, of which `limit` may be in memory, and `slots`
+    /// free slots. An event of a page beyond these panics.
     pub fn new(pages: u32, limit: usize, slots: usize) -> Self {
         Self {
             pages: Pages::new(pages, slots),
@@ -114,97 +114,98 @@ impl Book {
         }
     }
 
-    /// Has another policy decide which reads and writes are avoided from now on.
+    /// Sets the policy that decides which reads and writes are avoided from now on.
     pub fn set_policy(&mut self, policy: Box<dyn IoPolicy>) {
         self.policy = policy;
     }
 
-    /// Takes what is to be done, in this order.
+    /// Takes the commands to carry out, in this order.
     pub fn take_commands(&mut self) -> Vec<Command> {
         std::mem::take(&mut self.commands)
     }
 
-    /// What has been done so far.
+    /// Returns the counters.
     pub fn counts(&self) -> Counts {
         self.counts
     }
 
-    /// Pages that take memory: those on their way in or out among them.
+    /// Returns the number of pages that take memory, including those on their way in or out.
     pub fn present(&self) -> usize {
         self.pages.present()
     }
 
-    /// Pages that blocks of disks back, in memory or not.
+    /// Returns the number of pages that blocks of disks back, in memory or not.
     pub fn tracked(&self) -> usize {
         self.pages.blocks().linked()
     }
 
-    /// Pages that may be in memory.
+    /// Returns the number of pages that may be in memory.
     pub fn limit(&self) -> usize {
         self.reclaim.limit()
     }
 
-    /// Blocks behind slots that no page has any more are given back, as far as [`trim`](Self::trim)
-    /// is called.
+    /// Enables trimming: blocks behind free slots are discarded when [`trim`](Self::trim) is
+    /// called.
     pub fn trims_slots(&mut self) {
         self.pages.slots_mut().set_trims(true);
     }
 
-    /// Slots that no page has, but those that are being trimmed.
+    /// Returns the number of free slots, without those that are being trimmed.
     pub fn free_slots(&self) -> usize {
         self.pages.slots().free()
     }
 
-    /// Slots of the store, free or not.
+    /// Returns the number of slots of the store, free or not.
     pub fn slots(&self) -> usize {
         self.pages.slots().count()
     }
 
-    /// Changes how many pages may be in memory.
+    /// Changes the number of pages that may be in memory.
     pub fn set_limit(&mut self, limit: usize) {
         self.reclaim.set_limit(limit);
         self.balance();
     }
 
-    /// The store has grown by `count` slots, which follow the others. There are 2^32 - 1 at most;
-    /// it takes 4 bytes for each.
+    /// Adds `count` slots to the store, which follow the others. There are 2^32 - 1 at most; each
+    /// takes 4 bytes.
     pub fn add_slots(&mut self, count: usize) {
         self.pages.slots_mut().add(count);
     }
 
-    /// Bytes that are allocated for all pages together, once and for all, whatever becomes of them.
-    /// Pages that are waited for, and those of requests of disks, take more while they do.
+    /// Returns the bytes that are allocated for all pages together; this number is constant. Pages
+    /// that are waited for, and those of requests of disks, take more meanwhile.
     pub fn page_bytes(&self) -> usize {
         self.pages.bytes()
     }
 
-    /// Bytes that are allocated for the slots of the store.
+    /// Returns the bytes that are allocated for the slots of the store.
     pub fn slot_bytes(&self) -> usize {
         self.pages.slots().bytes()
     }
 
-    /// Whether something could not be done that has not been tried again with success.
+    /// Returns whether a failed operation has not been retried with success.
     pub fn is_in_trouble(&self) -> bool {
         self.failures.any()
     }
 
-    /// Whether no block backs a page and no request of a disk is under way.
+    /// Returns whether no block backs a page and no request of a disk is under way.
     pub fn knows_no_disk(&self) -> bool {
         self.pages.blocks().is_empty() && self.requests.is_empty()
     }
 
-    /// Has no page in memory backed by a block, if all that are are in memory. Whether they were.
+    /// Unlinks all pages from their blocks, if all of them are in memory; returns whether they
+    /// were.
     pub fn forget_blocks(&mut self) -> bool {
         self.pages.leave_all_blocks()
     }
 
-    /// State and place of a page.
+    /// Returns the state and place of a page.
     pub fn look(&self, page: Page) -> (State, Place) {
         (self.pages.state(page), self.pages.place(page))
     }
 
-    /// A read or a write has ended. [`balance`](Self::balance) is to follow the last of those
-    /// that ended together.
+    /// Records that a read or a write has ended. [`balance`](Self::balance) must follow the last of
+    /// those that ended together.
     pub fn ended(&mut self, ended: Ended) {
         match ended {
             Ended::Fetched(page, outcome) => self.fetched(page, outcome),
@@ -213,8 +214,8 @@ impl Book {
         }
     }
 
-    /// Lets in pages that wait for room, and has unmapped ones leave as far as there are too many
-    /// in memory.
+    /// Admits pages that wait for room, and evicts unmapped pages as far as there are too many in
+    /// memory.
     pub fn balance(&mut self) {
         for _ in 0..self.room_queue.len() {
             let (reclaim, present) = (&self.reclaim, self.pages.present());
@@ -222,10 +223,10 @@ impl Book {
             let Some((page, origin)) = self.room_queue.pop_if(has_room) else {
                 break;
             };
-            // One that a vCPU brought meanwhile may have left again, and no device waits for it.
+            // A page that a vCPU brought meanwhile may have left again, and no device waits for it.
             let is_wanted = origin == FaultOrigin::Vcpu || self.waiters.has(page);
             if self.pages.state(page) == State::Absent && is_wanted {
-                // Whether it is overwritten may have been true once; reading it is always right.
+                // The page may not be overwritten any more; reading it is always right.
                 self.bring(page, false, origin);
             }
         }

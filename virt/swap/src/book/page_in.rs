@@ -9,14 +9,15 @@ use super::read_ahead::Ahead;
 use super::waiters::Waiter;
 
 impl Book {
-    /// The page is in memory already: what was loaded before the guest began, which may be more
-    /// than the limit.
+    /// Records that the page is in memory already: it was loaded before the guest began. There may
+    /// be more of these than the limit.
     pub fn adopt(&mut self, page: Page) {
         debug_assert_eq!(self.pages.state(page), State::Absent);
         self.settle(page, Protection::Writable);
     }
 
-    /// A vCPU waits for the page; what else is to be read if it is in the store.
+    /// Handles a vCPU's fault at the page; `ahead` says which others are read if it is in the
+    /// store.
     pub fn fault(&mut self, page: Page, ahead: Ahead) {
         match self.pages.state(page) {
             State::Resident => self.commands.push(Command::Wake(page)),
@@ -36,7 +37,7 @@ impl Book {
         self.balance();
     }
 
-    /// A vCPU waits for the page, and what it is about to do overwrites all of it: it comes as
+    /// Handles a vCPU's fault at a page of which its instruction overwrites all: the page comes as
     /// zeroes, unless the policy has it read.
     pub fn fault_overwriting(&mut self, page: Page) {
         if self.policy.reads_overwritten(FaultOrigin::Vcpu) {
@@ -49,12 +50,13 @@ impl Book {
         self.balance();
     }
 
-    /// A device waits for these pages; of each, whether it is about to overwrite all of it.
+    /// Handles a device's wait for these pages; for each, whether the device is about to overwrite
+    /// all of it.
     pub fn wanted(&mut self, ticket: Ticket, pages: &[(Page, bool)]) {
         let mut waits = Vec::new();
         for &(page, overwrites) in pages {
             self.bring(page, overwrites, FaultOrigin::Device);
-            // What a disk fills is there for a device.
+            // A page that a disk fills is present for a device.
             if !matches!(self.pages.state(page), State::Resident | State::Filling) {
                 waits.push(page);
             }
@@ -65,8 +67,8 @@ impl Book {
         self.balance();
     }
 
-    /// Has the page made resident, now or when there is room and it has been read. Of a page that
-    /// overwrites, nothing is read, unless the policy says so.
+    /// Makes the page resident, now or when there is room and it has been read. A page that is
+    /// overwritten is not read, unless the policy has it read.
     pub(super) fn bring(&mut self, page: Page, overwrites: bool, origin: FaultOrigin) {
         match self.pages.state(page) {
             State::Resident | State::Filling | State::Fetching => {}
@@ -87,12 +89,13 @@ impl Book {
         self.settle(page, Protection::Writable);
     }
 
-    /// Whether there is room for one more page.
+    /// Returns whether there is room for one more page.
     pub(super) fn has_room(&self, origin: FaultOrigin) -> bool {
         self.reclaim.has_room(self.pages.present(), origin)
     }
 
-    /// Gives an absent page memory, whatever its content was. It is to be settled, or filled.
+    /// Gives an absent page memory, whatever its content was. The caller must settle it, or have it
+    /// filled.
     pub(super) fn enter_as_zeroes(&mut self, page: Page) {
         match self.pages.place(page) {
             Place::Nowhere => self.counts.zeroed += 1,
@@ -107,7 +110,7 @@ impl Book {
         self.commands.push(Command::Fetch(page, place));
     }
 
-    /// The content that `page` waited for has been read, and has this CRC; or could not be.
+    /// Handles the end of the read of `page`'s content: its CRC, or the error.
     pub(super) fn fetched(&mut self, page: Page, outcome: Result<u32, Errno>) {
         debug_assert_eq!(self.pages.state(page), State::Fetching);
         let place = self.pages.place(page);
@@ -139,8 +142,8 @@ impl Book {
         }
     }
 
-    /// A page comes back from a second chance; for a request of a disk it is protected, and no
-    /// block backs it.
+    /// Makes a page resident again from a second chance. For a request of a disk it is protected,
+    /// and no block backs it.
     pub(super) fn rescue(&mut self, page: Page, protection: Option<Protection>) {
         self.counts.rescued += 1;
         let marked = match self.pages.place(page) {
@@ -150,7 +153,7 @@ impl Book {
         self.settle(page, protection.unwrap_or(marked));
     }
 
-    /// The page, whose content is in memory, becomes resident, and its waiters go on.
+    /// Makes the page, whose content is in memory, resident, and wakes its waiters.
     pub(super) fn settle(&mut self, page: Page, protection: Protection) {
         self.commands.push(Command::Map(page, protection));
         self.commands.push(Command::Show(page));
@@ -158,7 +161,7 @@ impl Book {
         self.is_there(page);
     }
 
-    /// The waiters of the page, which is resident, go on.
+    /// Wakes the waiters of the page, which is resident.
     pub(super) fn is_there(&mut self, page: Page) {
         for waiter in self.waiters.arrived(page) {
             match waiter {

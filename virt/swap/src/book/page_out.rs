@@ -1,4 +1,4 @@
-//! Page-out: pages are asked for, released, examined, dropped or saved.
+//! Page-out: pages are requested from the owner, released, examined, dropped or saved.
 
 use super::command::{Command, Errno, Seen, Trouble};
 use super::pages::{Page, Place, Slot, State};
@@ -12,9 +12,10 @@ impl Book {
         self.question.ask(pages, cause);
     }
 
-    /// The owner's answer: which of the pages that it was asked for it has released, and which of
-    /// those devices stored to since they were shown, or since a request of a disk began that they
-    /// belong to, be it over by now. The first page is the lowest bit.
+    /// Handles the owner's answer: `gone` are the pages that it has released, of those that it was
+    /// asked for; `written` are those among them that devices stored to since they were shown, or
+    /// since the beginning of a disk's request that they belong to, ended or not. The first page is
+    /// the lowest bit.
     pub fn answered(&mut self, gone: u32, written: u32) {
         let (asked, cause) = self.question.answered();
         let discards_seen_to = match cause {
@@ -27,8 +28,8 @@ impl Book {
             self.counts.refused += u64::from(!is_gone);
             let is_busy = self.requests.has(page);
             if !is_gone || is_busy {
-                // Of one that a request began with meanwhile it does not matter what devices
-                // stored before.
+                // For a page that a request has begun with meanwhile, devices' earlier stores do
+                // not matter.
                 if is_gone {
                     self.commands.push(Command::Show(page));
                 }
@@ -53,7 +54,7 @@ impl Book {
         self.balance();
     }
 
-    /// What an examined page was found to be.
+    /// Handles the result of a page's examination.
     pub fn examined(&mut self, page: Page, seen: Seen) {
         if !self.pages.examined(page, seen.crc) {
             return;
@@ -91,7 +92,7 @@ impl Book {
         self.commands.push(Command::Punch(page));
     }
 
-    /// The slot has been written with the page, or could not be.
+    /// Handles the end of the write of the page to the slot.
     pub(super) fn saved(&mut self, page: Page, slot: Slot, outcome: Result<(), Errno>) {
         if !self.pages.is_saving_to(page, slot) {
             // The page came back meanwhile.
@@ -109,8 +110,7 @@ impl Book {
         }
     }
 
-    /// Examines pages that are unmapped as far as there are too many in memory, unless the store
-    /// has failed.
+    /// Examines unmapped pages as far as there are too many in memory, unless the store has failed.
     pub(super) fn examine(&mut self) {
         self.reclaim.update(self.claimed());
         if self.failures.is_store_failed() || !self.reclaim.is_reclaiming() {
@@ -126,7 +126,7 @@ impl Book {
         }
     }
 
-    /// Whether [`trim`](Self::trim) may do something.
+    /// Returns whether [`trim`](Self::trim) may do something.
     pub fn wants_to_trim(&self) -> bool {
         let is_quiet = self.pages.count(State::Saving) == 0
             && !self.reclaim.is_reclaiming()
@@ -134,9 +134,9 @@ impl Book {
         is_quiet && self.pages.slots().may_trim()
     }
 
-    /// Has a run of slots trimmed that no page has, if it finds one in the next 8 MiB of the store;
-    /// nothing while pages leave. The pager calls it at a pace of its own, when the store is idle:
-    /// a file system blocks readers and writers meanwhile.
+    /// Trims a run of free slots, if there is one in the next 8 MiB of the store; does nothing
+    /// while pages leave. The pager calls it at a pace of its own, when the store is idle: a file
+    /// system blocks readers and writers meanwhile.
     pub fn trim(&mut self) {
         if self.wants_to_trim()
             && let Some((first, count)) = self.pages.slots_mut().trim()
@@ -145,7 +145,7 @@ impl Book {
         }
     }
 
-    /// What was behind so many slots is gone, or could not be given back, and none is from then on.
+    /// Handles the end of a trim of `count` slots. If it failed, no slot is trimmed from then on.
     pub(super) fn trimmed(&mut self, first: Slot, count: u32, outcome: Result<(), Errno>) {
         let slots = self.pages.slots_mut();
         slots.trimmed(first, count);
@@ -158,7 +158,7 @@ impl Book {
         }
     }
 
-    /// The cause of a trouble has been seen to: what failed is tried again.
+    /// Retries all failed operations, after the cause has been removed.
     pub fn retry(&mut self) {
         for page in self.failures.take() {
             let place = self.pages.place(page);
@@ -167,27 +167,27 @@ impl Book {
         self.balance();
     }
 
-    /// Pages in memory, and that wait for room.
+    /// Returns the number of pages in memory, and of those that wait for room.
     fn claimed(&self) -> usize {
         self.pages.present() + self.room_queue.len()
     }
 
-    /// Pages that should be on their way out, or soft, and are not.
+    /// Returns the number of pages that should be leaving or unmapped, beyond those that are.
     fn lacks(&self) -> usize {
         let leaving = self.pages.count(State::Soft) + self.pages.count(State::Saving);
         self.reclaim.lacks(self.claimed(), leaving)
     }
 
-    /// Whether [`ask`](Self::ask) may do something.
+    /// Returns whether [`ask`](Self::ask) may do something.
     pub fn wants_to_ask(&self) -> bool {
         let lacks = self.lacks();
-        // A batch at a time, but for the last ones.
+        // A batch at a time, except for the last pages.
         let is_batch = lacks >= self.reclaim.least_asked() || self.pages.count(State::Soft) == 0;
         lacks > 0 && is_batch && !self.question.is_open() && self.pages.queued() > 0
     }
 
     /// Asks the owner for pages if there are too many. The pager calls it at a pace of its own:
-    /// pages that devices use are refused, and would be asked for again and again.
+    /// pages that devices use are refused, and would be asked for repeatedly.
     pub fn ask(&mut self) {
         if !self.wants_to_ask() {
             return;

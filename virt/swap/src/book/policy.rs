@@ -1,8 +1,9 @@
-//! Seam for measurements: reads and writes that the swapper avoids, and that a control does not.
+//! Interface for measurements: reads and writes that the swapper avoids, and that a control does
+//! not.
 //!
-//! A program for measurements supplies another policy than [`AvoidAll`], to count what is
-//! avoided: [`Counts`](super::Counts) says what was done, whichever policy decided it. No policy
-//! can lose content: either answer of each function is right for the guest.
+//! A measurement program supplies another policy than [`AvoidAll`], to count avoided operations:
+//! [`Counts`](super::Counts) counts them, whichever policy decided. No policy can lose content:
+//! either answer of each function is right for the guest.
 
 use std::fmt;
 
@@ -15,16 +16,17 @@ pub enum FaultOrigin {
     Device,
 }
 
-/// Decides about reads and writes that need not be.
+/// Policy for reads and writes that can be avoided.
 pub trait IoPolicy: fmt::Debug + Send {
-    /// Whether the content of an absent page is read although `origin` is about to overwrite all of
-    /// it.
+    /// Returns whether the content of an absent page is read although `origin` is about to
+    /// overwrite all of it.
     fn reads_overwritten(&self, origin: FaultOrigin) -> bool {
         let _ = origin;
         false
     }
 
-    /// Whether a page that equals the block that backs it is written to the store all the same.
+    /// Returns whether a page that equals the block that backs it is written to the store all the
+    /// same.
     fn saves_block_backed(&self) -> bool {
         false
     }

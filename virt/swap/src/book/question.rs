@@ -1,16 +1,17 @@
-//! Question to the owner: pages that it is to release.
+//! Question to the owner: pages to release.
 //!
 //! ```text
 //!  none ── ask ──▶ open ── answered ──▶ none
 //! ```
-//! There is one at a time. Until it is answered the owner may or may not have released its pages.
+//! There is one question at a time. Until it is answered the owner may or may not have released its
+//! pages.
 
 use super::pages::Page;
 
 /// Reason why the owner is asked for pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Cause {
-    /// There are too many in memory.
+    /// Too many pages are in memory.
     Reclaim,
     /// The guest has discarded them.
     Discard,
@@ -27,20 +28,20 @@ impl Question {
         self.open.is_some()
     }
 
-    /// Whether the owner is being asked for the page, and so may have released it.
+    /// Returns whether the owner is being asked for the page, and so may have released it.
     pub fn has(&self, page: Page) -> bool {
         let mut asked = self.open.iter().flat_map(|(pages, _)| pages);
         asked.any(|asked| *asked == page)
     }
 
-    /// Asks for these.
+    /// Asks for these pages.
     pub fn ask(&mut self, pages: Vec<Page>, cause: Cause) {
         debug_assert!(!self.is_open(), "one at a time");
         self.open = Some((pages, cause));
     }
 
-    /// The owner has answered: the pages in the order of the bits of its answer, none without a
-    /// question.
+    /// Closes the question, and returns its pages in the order of the bits of the owner's answer;
+    /// none without a question.
     pub fn answered(&mut self) -> (Vec<Page>, Cause) {
         self.open.take().unwrap_or((Vec::new(), Cause::Reclaim))
     }

@@ -1,28 +1,28 @@
-//! Pages that come beside the one that is wanted.
+//! Read-ahead: pages that come together with the one that is wanted.
 
 use super::Book;
 use super::pages::{Page, Place, Slot, State};
 use super::policy::FaultOrigin;
 
-/// Pages that are read from a disk at once, the one that is wanted among them.
+/// Pages that are read from a disk at once, including the one that is wanted.
 pub const READ_AHEAD: u32 = 32;
 
-/// Slots that are read at once, if they lie beside the one that is wanted.
+/// Slots that are read at once, if they are adjacent to the one that is wanted.
 pub const CLUSTER: u32 = 8;
 
 /// Pages of zeroes that come at once while there is plenty of memory.
 const ZEROES: u32 = 16;
 
-/// Whether what lies beside a page in the store is read with it.
+/// Read-ahead of the neighbours of a page in the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ahead {
-    /// It is: the page is wanted to be read.
+    /// They are read: the page itself is to be read.
     Always,
-    /// If processors go through the store in order. For a fault that looks like a store: what is
-    /// stored to is seldom read next, but one that a thread of the kernel resolves for a
-    /// processor always looks so.
+    /// If vCPUs go through the store in order. For a fault that looks like a store: a page that is
+    /// stored to is seldom followed by a read of the next, but a fault that a kernel thread
+    /// resolves for a vCPU always looks like a store.
     InOrder,
-    /// It is not: pages are being overwritten, in the order in which they lie there.
+    /// They are not read: pages are being overwritten, in the order in which they lie there.
     Never,
 }
 
@@ -33,7 +33,8 @@ pub(super) struct StoreOrder {
 }
 
 impl StoreOrder {
-    /// A vCPU wants something from this slot. Whether it lies shortly behind the one before.
+    /// Records that a vCPU reads this slot. Returns whether it lies shortly behind the previous
+    /// one.
     fn follows(&mut self, slot: Slot) -> bool {
         let last = self.last.replace(slot);
         last.is_some_and(|last| (1..=CLUSTER).contains(&slot.0.wrapping_sub(last.0)))
@@ -41,7 +42,8 @@ impl StoreOrder {
 }
 
 impl Book {
-    /// Whether the page lies in the store shortly behind the one that was last wanted from there.
+    /// Returns whether the page lies in the store shortly behind the last one that was read from
+    /// there.
     pub(super) fn follows_in_store(&mut self, page: Page) -> bool {
         match self.pages.place(page) {
             Place::Slot(slot) => self.store_order.follows(slot),
@@ -49,9 +51,9 @@ impl Book {
         }
     }
 
-    /// Brings the pages beside one that holds zeroes too if they do as well, while there is
-    /// plenty of memory: a guest that begins touches all of it, and each fault costs it more than
-    /// the pages.
+    /// Brings the neighbours of a page of zeroes too, if they are zeroes as well, while there is
+    /// plenty of memory: a starting guest touches all of its memory, and each fault costs it more
+    /// than the pages.
     pub(super) fn zero_around(&mut self, page: Page) {
         let first = page.0 / ZEROES * ZEROES;
         let end = (first + ZEROES).min(self.pages.len());
@@ -62,8 +64,8 @@ impl Book {
         }
     }
 
-    /// Reads the pages of the following blocks too, as far as there is room without taking
-    /// anything away.
+    /// Reads the pages of the following blocks too, as far as there is room without evicting a
+    /// page.
     pub(super) fn read_ahead_blocks(&mut self, page: Page) {
         let (State::Fetching, Place::Block(first)) =
             (self.pages.state(page), self.pages.place(page))
@@ -84,7 +86,7 @@ impl Book {
         }
     }
 
-    /// Reads what lies beside it in the store.
+    /// Reads the neighbours of the page in the store.
     pub(super) fn read_ahead_slots(&mut self, page: Page) {
         let (State::Fetching, Place::Slot(slot)) = (self.pages.state(page), self.pages.place(page))
         else {

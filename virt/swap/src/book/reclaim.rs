@@ -11,7 +11,7 @@
 use super::policy::FaultOrigin;
 use super::{BATCH, FOR_VCPUS};
 
-/// Limit of the pages in memory, and whether pages leave for it.
+/// Limit of the pages in memory, and whether pages leave because of it.
 #[derive(Debug)]
 pub(super) struct Reclaim {
     limit: usize,
@@ -30,7 +30,7 @@ impl Reclaim {
         self.limit
     }
 
-    /// Changes the limit; [`update`](Self::update) is to follow.
+    /// Changes the limit; [`update`](Self::update) must follow.
     pub fn set_limit(&mut self, limit: usize) {
         self.limit = limit;
     }
@@ -39,7 +39,7 @@ impl Reclaim {
         self.is_reclaiming
     }
 
-    /// Whether one more page may come, beside so many in memory.
+    /// Returns whether one more page may come, with `present` in memory.
     pub fn has_room(&self, present: usize, origin: FaultOrigin) -> bool {
         let beyond = match origin {
             FaultOrigin::Vcpu => BATCH,
@@ -48,33 +48,34 @@ impl Reclaim {
         present < self.limit + beyond
     }
 
-    /// Whether there is room without taking a page away.
+    /// Returns whether there is room without evicting a page.
     pub fn is_below(&self, present: usize) -> bool {
         present < self.limit
     }
 
-    /// Whether a quarter of the limit is left.
+    /// Returns whether a quarter of the limit is left.
     pub fn has_plenty(&self, present: usize) -> bool {
         present < self.limit / 4 * 3
     }
 
-    /// Claimed pages beyond what leaves room for four batches of those that come next.
+    /// Returns the number of claimed pages beyond a number that leaves room for the next four
+    /// batches.
     pub fn excess(&self, claimed: usize) -> usize {
         let low = self.limit - (self.limit / 16).min(4 * BATCH);
         claimed.saturating_sub(low)
     }
 
-    /// Begins or ends to reclaim. Pages do not leave one by one: those that leave together lie
-    /// together.
+    /// Begins or ends to reclaim. Pages leave in groups, not one by one: those that leave together
+    /// are adjacent in the store.
     pub fn update(&mut self, claimed: usize) {
-        // Else what is read from a disk would be cut short.
+        // Otherwise a disk's read-ahead would be cut short.
         let high = self.limit - (self.limit / 32).min(2 * BATCH);
         let begins = claimed >= high;
         self.is_reclaiming = self.excess(claimed) > 0 && (self.is_reclaiming || begins);
     }
 
-    /// Pages that should be leaving, or soft, beside those that are: all that have to leave, and a
-    /// tenth of the limit for second chances.
+    /// Returns the number of pages that should be leaving or unmapped, beyond those that are: the
+    /// excess, and a tenth of the limit for second chances.
     pub fn lacks(&self, claimed: usize, leaving: usize) -> usize {
         match self.excess(claimed) {
             0 => 0,
@@ -82,7 +83,8 @@ impl Reclaim {
         }
     }
 
-    /// Pages that the owner is asked for at once, unless they are the last ones.
+    /// Returns the least number of pages that the owner is asked for at once, unless they are the
+    /// last ones.
     pub fn least_asked(&self) -> usize {
         BATCH.min(1 + self.limit / 20)
     }
@@ -107,7 +109,7 @@ mod tests {
             assert_eq!(reclaim.is_reclaiming(), is_reclaiming, "{claimed}");
         }
         assert_eq!((reclaim.excess(300), reclaim.excess(301)), (0, 1));
-        // All that have to leave, and 32 for second chances.
+        // The excess of 1, and 32 for second chances, less 3 that are leaving.
         assert_eq!((reclaim.lacks(300, 0), reclaim.lacks(301, 3)), (0, 30));
     }
 

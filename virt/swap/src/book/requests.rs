@@ -11,21 +11,21 @@ use std::collections::HashMap;
 use super::command::Op;
 use super::pages::{Block, Page};
 
-/// What a request of a disk moves.
+/// Blocks and pages of a disk's request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Span {
     /// First block.
     pub first: Block,
-    /// Blocks, those of which only a part is moved among them.
+    /// Number of blocks, including those of which only a part is moved.
     pub count: u32,
-    /// The memory of each block in order, or none of a write that has no data of the guest's. Of
-    /// a read of parts, the pages that it touches.
+    /// Memory of each block in order; none for a write without data of the guest's. For a read of
+    /// parts, the pages that it touches.
     pub pages: Vec<Page>,
-    /// Each page is a whole block's. Else none comes to stand for one.
+    /// Each page is a whole block's. Otherwise no block comes to back one.
     pub is_whole: bool,
 }
 
-/// Direction of a request, as the disk's blocks see it.
+/// Direction of a request: the disk's blocks are read, or written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Direction {
     Read,
@@ -39,8 +39,8 @@ struct Request {
     span: Span,
     /// Pages that it waits for.
     waits: usize,
-    /// Its blocks come to back no pages: it moves parts of blocks, or another one meanwhile
-    /// changes the same blocks or pages, and their order is unknown.
+    /// Its blocks come to back no pages: it moves parts of blocks, or another request changes the
+    /// same blocks or pages at the same time, in an unknown order.
     is_void: bool,
 }
 
@@ -54,20 +54,21 @@ impl Request {
     }
 }
 
-/// A page that a request has waited for is resident.
+/// Arrival of a page that a request has waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Arrival {
-    /// The request moves it. It waits for others since blocks that it changes back them.
+    /// The request moves the page. Other pages it waits for because blocks that it changes back
+    /// them.
     pub is_moved: bool,
-    /// It waits for no more.
+    /// The request waits for no more pages.
     pub is_last: bool,
 }
 
-/// A request that is over.
+/// A request that has ended.
 #[derive(Debug)]
 pub(super) struct Finished {
     pub span: Span,
-    /// Its pages and blocks hold the same, if it was good.
+    /// Its pages and blocks hold the same, if it succeeded.
     pub is_evidence: bool,
 }
 
@@ -75,7 +76,7 @@ pub(super) struct Finished {
 #[derive(Debug, Default)]
 pub(super) struct Requests {
     by_op: HashMap<Op, Request>,
-    /// The requests that each page belongs to.
+    /// Requests that each page belongs to.
     by_page: HashMap<Page, Vec<Op>>,
 }
 
@@ -84,7 +85,7 @@ impl Requests {
         self.by_op.is_empty()
     }
 
-    /// Whether a request moves the page.
+    /// Returns whether a request moves the page.
     pub fn has(&self, page: Page) -> bool {
         self.by_page.contains_key(&page)
     }
@@ -94,14 +95,14 @@ impl Requests {
         Some(self.by_op.get(&op)?.direction)
     }
 
-    /// Adds a request, and voids those whose order with it is unknown.
+    /// Adds a request, and voids the evidence of those whose order with it is unknown.
     pub fn begin(&mut self, op: Op, direction: Direction, span: &Span) {
         let is_write = direction == Direction::Write;
         let mut is_void = !span.is_whole;
         for other in self.by_op.values_mut() {
             let other_writes = other.direction == Direction::Write;
             if (is_write || other_writes) && other.meets(span) {
-                // A write is not made void by a read.
+                // A read does not void a write.
                 other.is_void |= is_write;
                 is_void |= other_writes;
             }
@@ -114,7 +115,7 @@ impl Requests {
                     other.is_void = true;
                 }
             }
-            // Twice the same page: what it holds in the end is one of two blocks.
+            // The same page twice: its final content is that of one of two blocks.
             is_void |= !is_write && others.contains(&op);
             others.push(op);
         }
@@ -127,7 +128,8 @@ impl Requests {
         self.by_op.insert(op, request);
     }
 
-    /// The request waits for so many pages. Whether it goes down at once.
+    /// Sets the number of pages that the request waits for. Returns whether it can be submitted at
+    /// once.
     pub fn wait(&mut self, op: Op, waits: usize) -> bool {
         if let Some(request) = self.by_op.get_mut(&op) {
             request.waits = waits;
@@ -135,7 +137,8 @@ impl Requests {
         waits == 0
     }
 
-    /// A page that the request waits for is resident. None of a request that is over.
+    /// Records that a page that the request waits for is resident. `None` for a request that has
+    /// ended.
     pub fn arrived(&mut self, op: Op, page: Page) -> Option<Arrival> {
         let request = self.by_op.get_mut(&op)?;
         request.waits -= 1;
@@ -168,7 +171,7 @@ mod tests {
     use super::Direction::{Read, Write};
     use super::*;
 
-    /// A request of four whole blocks from `number` on, and of four pages from `page` on.
+    /// Returns a request of four whole blocks from `number` on, and of four pages from `page` on.
     fn span(number: u32, page: u32) -> Span {
         Span {
             first: Block { disk: 0, number },
@@ -178,7 +181,7 @@ mod tests {
         }
     }
 
-    /// Whether each of two requests is evidence, which end in either order.
+    /// Returns whether each of two requests is evidence; they end in either order.
     fn evidence(first: (Direction, Span), second: (Direction, Span)) -> (bool, bool) {
         let ends = [[1, 2], [2, 1]].map(|order| {
             let mut requests = Requests::default();
@@ -237,7 +240,7 @@ mod tests {
         requests.begin(Op(1), Write, &span(10, 0));
         assert!(!requests.wait(Op(1), 2));
         let arrival = |is_moved, is_last| Some(Arrival { is_moved, is_last });
-        // One that a block backs that is about to change.
+        // A page that is backed by a block that is about to change.
         assert_eq!(requests.arrived(Op(1), Page(9)), arrival(false, false));
         assert_eq!(requests.arrived(Op(1), Page(3)), arrival(true, true));
         assert!(requests.end(Op(1)).is_some());

@@ -1,4 +1,4 @@
-//! Runs of the small world ([`world`](super::world)), and what single steps of the book come to.
+//! Runs of the small world ([`world`](super::world)), and tests of single steps of the book.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -39,7 +39,7 @@ fn a_million_events_lose_no_byte() {
 }
 
 #[test]
-fn what_cannot_be_trimmed_is_not_tried_again_and_its_slots_are_free() {
+fn failed_trim_is_not_retried_and_its_slots_are_free() {
     let mut book = Book::new(PAGES, LIMIT, SLOTS);
     book.pages.slots_mut().set_chunk(4);
     book.trims_slots();
@@ -66,7 +66,7 @@ fn what_cannot_be_trimmed_is_not_tried_again_and_its_slots_are_free() {
     assert!(!book.wants_to_trim());
 }
 
-/// Policy that answers as it likes, and never twice the same for long.
+/// Policy that answers at random, and changes its answers soon.
 #[derive(Debug, Default)]
 struct Fickle(AtomicU64);
 
@@ -146,7 +146,7 @@ fn a_control_that_reads_what_is_overwritten_counts_it_and_loses_nothing() {
 #[test]
 fn a_control_that_saves_what_blocks_hold_counts_it_and_loses_nothing() {
     let mut world = World::new(1);
-    // As `exitless-lab run --fault mapper:stale` has it.
+    // The same policy as `exitless-lab run --fault mapper:stale`.
     world.book.set_policy(Box::new(Control::READS_AND_SAVES));
     if let Err(wrong) = world.run(100_000) {
         panic!("after {} events: {wrong}", world.events);
@@ -158,8 +158,8 @@ fn a_control_that_saves_what_blocks_hold_counts_it_and_loses_nothing() {
     assert!(breaks.contains(&counts.order_breaks), "{counts:?}");
 }
 
-/// Takes all pages out of memory. Of some a processor has stored to them since they were
-/// write-protected.
+/// Evicts all pages. A page for which `is_clean` is false counts as stored to by a processor since
+/// it was write-protected.
 fn all_leave(book: &mut Book, is_clean: impl Fn(Page) -> bool) {
     book.set_limit(0);
     loop {
@@ -187,7 +187,7 @@ fn all_leave(book: &mut Book, is_clean: impl Fn(Page) -> bool) {
     }
 }
 
-/// A book in which a disk has read these blocks, into pages from 0 on.
+/// Creates a book in which a disk has read these blocks, into pages from 0 on.
 fn with_blocks(numbers: &[u32]) -> Book {
     let mut book = Book::new(PAGES, LIMIT, SLOTS);
     for (page, number) in (0..).zip(numbers) {
@@ -199,7 +199,7 @@ fn with_blocks(numbers: &[u32]) -> Book {
 }
 
 #[test]
-fn what_a_block_holds_is_written_by_the_control_alone_and_its_order_is_lost_there() {
+fn only_the_control_writes_block_backed_pages_and_breaks_their_order() {
     let all_are_clean = |_| true;
     for (numbers, breaks) in [([5, 6, 7, 8], 1), ([5, 7, 6, 8], 4), ([5, 6, 105, 106], 2)] {
         let mut book = with_blocks(&numbers);
@@ -215,7 +215,7 @@ fn what_a_block_holds_is_written_by_the_control_alone_and_its_order_is_lost_ther
         assert_eq!((counts.dropped_to_disk, counts.saved), (0, 4));
         assert_eq!((counts.silent_writes, counts.order_breaks), (4, breaks));
     }
-    // What was stored to had to be written.
+    // Pages that were stored to had to be written.
     let mut control = with_blocks(&[5, 6, 7, 8]);
     control.set_policy(Box::new(Control::SAVES));
     all_leave(&mut control, |page| page.0 < 2);
@@ -223,7 +223,7 @@ fn what_a_block_holds_is_written_by_the_control_alone_and_its_order_is_lost_ther
         (control.counts().saved, control.counts().silent_writes),
         (4, 2)
     );
-    // So has what comes from the store, as far as is known.
+    // So have pages from the store, as far as is known.
     control.set_limit(LIMIT);
     control.fault(Page(0), Ahead::InOrder);
     control.take_commands();
@@ -241,7 +241,7 @@ fn beyond_the_sharers_of_a_block_writes_are_silent_unless_something_was_stored()
     let numbers = [9; SHARERS + MORE as usize];
     let mut book = with_blocks(&numbers);
     let last = SHARERS as u32 + MORE - 1;
-    // A disk reads parts of blocks into one, and a processor stores to another.
+    // A disk reads parts of blocks into one page, and a processor stores to another.
     let parts = Span {
         is_whole: false,
         ..one(3, last)
@@ -267,7 +267,7 @@ fn errors_of_the_store_and_the_image_stop_the_guest_and_lose_nothing() {
     }
 }
 
-/// The first of 20 runs that ends wrong, and how.
+/// Returns the first of 20 runs that fails, and its error.
 fn first_wrong(change: impl Fn(&mut World)) -> Option<(u64, u64, String)> {
     (0..20).find_map(|seed| {
         let mut world = World::new(seed);
@@ -277,10 +277,10 @@ fn first_wrong(change: impl Fn(&mut World)) -> Option<(u64, u64, String)> {
     })
 }
 
-/// Else it would leave memory twice: while the store is full nothing takes it out of the queue of
-/// the first time.
+/// Otherwise it would leave memory twice: while the store is full nothing removes it from the queue
+/// of the first time.
 #[test]
-fn a_page_that_is_soft_for_the_second_time_is_examined_once() {
+fn a_page_unmapped_for_the_second_time_is_examined_once() {
     let mut book = Book::new(64, 32, 0);
     let ask = |book: &mut Book| {
         book.ask();
@@ -343,7 +343,7 @@ fn twenty_small_worlds_lose_no_byte() {
 #[test]
 fn to_scan_and_then_punch_loses_stores() {
     let wrong = first_wrong(|world| world.is_naive = true);
-    // Some are noticed when the page comes back: what is read is not what was examined.
+    // Some are noticed when the page comes back: the content read is not the content examined.
     let (seed, events, wrong) = wrong.expect("a lost store");
     println!("seed {seed}, after {events} events: {wrong}");
 }
@@ -367,12 +367,12 @@ fn processors_get_in_where_devices_wait_for_room() {
         book.fault(Page(page), Ahead::InOrder);
     }
     assert_eq!(book.present(), LIMIT + BATCH);
-    // The last page of all was the first that a processor asked for.
+    // The last page was the first that a processor asked for.
     assert_eq!(book.look(Page(PAGES - 1)).0, State::Resident);
 }
 
-/// A change of all blocks that pages stand for, `sharers` pages for each, while none of them is in
-/// memory; and a fault at one of them meanwhile.
+/// Changes all blocks that back pages, `sharers` pages for each, while none of the pages is in
+/// memory; a fault at one of them comes meanwhile.
 fn change_all_blocks_at_once(sharers: u32) {
     let pages = PAGES as usize;
     let mut book = Book::new(PAGES, pages, SLOTS);
@@ -393,7 +393,7 @@ fn change_all_blocks_at_once(sharers: u32) {
     let op = Op(1_000);
     book.begin_write(op, &all);
     let mut commands = VecDeque::from(book.take_commands());
-    // One of the last that would come for the change.
+    // One of the last that would be fetched for the change.
     let wanted = Page(PAGES - 1);
     let is_its_fetch =
         |command: &Command| matches!(command, Command::Fetch(page, _) if *page == wanted);
@@ -434,7 +434,7 @@ fn change_all_blocks_at_once(sharers: u32) {
             }
             assert!(book.present() <= LIMIT + BATCH, "{}", book.summary());
         }
-        // Few enough that others are asked for meanwhile.
+        // Few enough that the owner is asked for others meanwhile.
         for _ in 0..under_way.len().min(4) {
             let at = random.below(under_way.len() as u64) as usize;
             book.ended(under_way.swap_remove(at));
@@ -452,7 +452,7 @@ fn change_all_blocks_at_once(sharers: u32) {
 #[test]
 fn a_change_of_all_blocks_brings_each_page_once_and_no_more_at_a_time_than_others_do() {
     change_all_blocks_at_once(1);
-    // As many fetches for each block.
+    // The same number of fetches for each block.
     change_all_blocks_at_once(SHARERS as u32);
 }
 
@@ -479,7 +479,7 @@ fn a_change_of_more_blocks_than_there_are_pages_takes_as_long_as_there_are_pages
     }
 }
 
-/// One block of a disk, and its memory.
+/// Returns one block of a disk, and its memory.
 fn one(number: u32, page: u32) -> Span {
     Span {
         first: Block { disk: 0, number },
@@ -503,7 +503,7 @@ fn parts_of_blocks_stand_for_nothing() {
     assert_eq!(book.look(Page(1)), (State::Resident, Place::Nowhere));
 }
 
-/// How a page that equals block 7 came to be where a request meets it.
+/// History of a page that equals block 7, before a request overlaps it.
 #[derive(Clone, Copy, Debug)]
 enum Met {
     Resident,
@@ -514,7 +514,7 @@ enum Met {
     BeingExamined,
 }
 
-/// A book in which page 0 equals block 7, as a request is about to meet it.
+/// Creates a book in which page 0 equals block 7, and a request is about to overlap it.
 fn met(how: Met) -> Book {
     let mut book = Book::new(PAGES, LIMIT, SLOTS);
     book.begin_read(Op(1), &one(7, 0));
@@ -527,7 +527,7 @@ fn met(how: Met) -> Book {
             book.ask();
         }
         Met::Discarded => {
-            // The owner is being asked for another one first.
+            // The owner is asked for another page first.
             book.fault(Page(100), Ahead::Never);
             book.discard(Ticket(1), &[Page(100)]);
             book.discard(Ticket(2), &[Page(0)]);
@@ -547,7 +547,7 @@ fn met(how: Met) -> Book {
     book
 }
 
-/// The owner has forgotten by then that a device stored to the page.
+/// By then the owner has cleared its record of the device's store to the page.
 #[test]
 fn a_known_block_is_forgotten_once_a_request_began_also_if_it_never_goes_down() {
     let every = [
@@ -587,7 +587,7 @@ fn a_known_block_is_forgotten_once_a_request_began_also_if_it_never_goes_down() 
     assert!(kept.is_empty(), "{kept:#?}");
 }
 
-/// No device reached it since it left, and no other copy of its content exists.
+/// No device has stored to it since it left, and no other copy of its content exists.
 #[test]
 fn a_page_that_has_left_for_a_block_is_still_there_after_a_write_of_it_was_cancelled() {
     let mut book = met(Met::BeingExamined);
@@ -619,7 +619,7 @@ fn blocks_are_forgotten_once_nothing_is_there_alone() {
     assert!(book.forget_blocks());
     assert_eq!(book.look(Page(7)).1, Place::Nowhere);
     assert!(book.knows_no_disk());
-    // One that has left memory is there alone.
+    // A page that has left memory has its content there alone.
     book.begin_read(Op(2), &span);
     book.end_read(Op(2), true);
     book.set_limit(0);
@@ -637,7 +637,7 @@ fn blocks_are_forgotten_once_nothing_is_there_alone() {
     assert_eq!(book.look(Page(7)), there_alone);
 }
 
-/// A book in which pages 0 to 39 are in memory, and asks for none.
+/// Creates a book in which pages 0 to 39 are in memory, and which asks for none.
 fn with_forty_pages() -> Book {
     let mut book = Book::new(64, 48, 64);
     for page in 0..40 {
@@ -648,11 +648,11 @@ fn with_forty_pages() -> Book {
 }
 
 #[test]
-fn what_the_guest_does_without_leaves_unwritten_and_it_is_told_when_all_has() {
+fn discarded_pages_leave_unwritten_and_the_ticket_is_done_after_the_last() {
     let mut book = with_forty_pages();
     let offered: Vec<Page> = (0..36).map(Page).collect();
     book.discard(Ticket(1), &offered);
-    // One that is not there is seen to at once, but not before the first offer.
+    // An absent page is processed at once, but not before the first discard.
     book.discard(Ticket(2), &[Page(50), Page(3)]);
     assert_eq!(
         book.take_commands(),
@@ -679,13 +679,13 @@ fn what_the_guest_does_without_leaves_unwritten_and_it_is_told_when_all_has() {
     assert_eq!(book.look(Page(2)), (State::Resident, Place::Nowhere));
     assert_eq!(book.look(Page(35)), (State::Absent, Place::Nowhere));
     assert_eq!((book.present(), book.counts().discarded), (5, 35));
-    // What stayed can be given up again, or leave as others do.
+    // A page that stayed can be discarded again, or leave as others do.
     book.discard(Ticket(3), &[Page(2)]);
     assert_eq!(book.take_commands(), [Command::Ask(vec![Page(2)])]);
 }
 
 #[test]
-fn a_slot_is_free_as_soon_as_the_guest_does_without_its_page() {
+fn a_slot_is_free_as_soon_as_the_guest_discards_its_page() {
     let mut book = with_forty_pages();
     book.set_limit(32);
     book.ask();
@@ -693,7 +693,7 @@ fn a_slot_is_free_as_soon_as_the_guest_does_without_its_page() {
     let [Command::Ask(asked)] = &commands[..] else {
         panic!("{commands:?}");
     };
-    // One that is asked for anyway stays what it is.
+    // A page that is already asked for keeps its content.
     book.discard(Ticket(1), &asked[..1]);
     assert_eq!(book.take_commands(), [Command::Done(Ticket(1))]);
     book.answered(u32::MAX, 0);
@@ -738,15 +738,15 @@ fn a_slot_is_free_as_soon_as_the_guest_does_without_its_page() {
 }
 
 #[test]
-fn who_offers_is_told_also_when_nothing_is_carried_out_any_more() {
+fn pending_discards_are_answered_when_commands_are_no_longer_carried_out() {
     let mut book = with_forty_pages();
     book.discard(Ticket(1), &[Page(1)]);
     book.discard(Ticket(2), &[Page(2)]);
     assert_eq!(book.give_up_discards(), [Ticket(1), Ticket(2)]);
 }
 
-/// Pages that are fetched at a fault of the second of pages that lie in the store in order, one
-/// having come before it.
+/// Returns the pages that are fetched at the fault of the second of pages that lie in the store in
+/// order, after the first has come.
 #[test]
 fn the_store_is_read_ahead_when_it_is_gone_through_in_order_and_nothing_is_overwritten() {
     let fetched = |ahead| {

@@ -1,4 +1,4 @@
-//! Waiters: tickets and requests of disks for pages that come, pages for room.
+//! Waiters: tickets and requests of disks that wait for pages, and pages that wait for room.
 //!
 //! ```text
 //!  page wanted ── room ─────────────────────────▶ comes ── settled ──▶ its waiters go on
@@ -26,7 +26,7 @@ pub(super) struct Waiters {
 }
 
 impl Waiters {
-    /// A ticket waits for these pages, once more for each time that one is there. Whether it waits
+    /// Adds a ticket that waits for these pages, once for each occurrence. Returns whether it waits
     /// at all.
     pub fn add_ticket(&mut self, ticket: Ticket, pages: &[Page]) -> bool {
         for page in pages {
@@ -39,7 +39,7 @@ impl Waiters {
         !pages.is_empty()
     }
 
-    /// A request waits for a page. True if it did not before.
+    /// Adds a request that waits for a page. Returns false if it waits for it already.
     pub fn add_op(&mut self, op: Op, page: Page) -> bool {
         let waiters = self.by_page.entry(page).or_default();
         let is_new = !waiters.contains(&Waiter::Op(op));
@@ -49,17 +49,18 @@ impl Waiters {
         is_new
     }
 
-    /// Whether a ticket or a request waits for the page.
+    /// Returns whether a ticket or a request waits for the page.
     pub fn has(&self, page: Page) -> bool {
         self.by_page.contains_key(&page)
     }
 
-    /// The page is resident: removes its waiters.
+    /// Removes the waiters of the page, which is resident.
     pub fn arrived(&mut self, page: Page) -> Vec<Waiter> {
         self.by_page.remove(&page).unwrap_or_default()
     }
 
-    /// A page that the ticket waited for has arrived. Whether it was the last one.
+    /// Records that a page that the ticket waited for has arrived. Returns whether it was the last
+    /// one.
     pub fn ticket_has_one(&mut self, ticket: Ticket) -> bool {
         let Some(waits) = self.tickets.get_mut(&ticket) else {
             return false;
@@ -73,8 +74,8 @@ impl Waiters {
     }
 }
 
-/// Pages that are wanted while there is no room, those of vCPUs first, the last of them first of
-/// all. Some may have come meanwhile.
+/// Pages that are wanted while there is no room: those of vCPUs first, and of these the last first.
+/// Some may have come meanwhile.
 #[derive(Debug, Default)]
 pub(super) struct RoomQueue {
     waiting: VecDeque<(Page, FaultOrigin)>,

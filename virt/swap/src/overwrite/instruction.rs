@@ -18,7 +18,7 @@
 /// Most bytes of an instruction; a longer one is a general-protection exception.
 pub(super) const MAX_LEN: usize = 15;
 
-/// What is repeated.
+/// Operation that is repeated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Operation {
     /// Stores RAX to \[RDI\].
@@ -37,7 +37,7 @@ pub(super) struct Repeated {
     pub(super) len: u64,
 }
 
-/// What bytes are.
+/// Result of decoding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Decoded {
     Repeated(Repeated),

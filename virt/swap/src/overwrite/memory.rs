@@ -1,4 +1,4 @@
-//! What is asked of the guest's memory: words and bytes at guest-physical addresses, of pages that
+//! Read access to the guest's memory: words and bytes at guest-physical addresses, of pages that
 //! may be absent.
 
 use guest_mem::{Gpa, PAGE_SIZE};
@@ -9,7 +9,7 @@ use guest_mem::{Gpa, PAGE_SIZE};
 /// come from tables that the guest writes. They neither wait for a page nor give it memory, so that
 /// asking changes nothing.
 pub trait Memory {
-    /// The eight bytes at `at`, a multiple of 8, as a little-endian number.
+    /// Returns the eight bytes at `at`, a multiple of 8, as a little-endian number.
     ///
     /// Read by one access: they are an entry of tables that other processors of the guest change
     /// meanwhile, and half of an old entry with half of a new one would be a translation that never
@@ -21,8 +21,8 @@ pub trait Memory {
     fn bytes(&mut self, at: Gpa, into: &mut [u8]) -> Option<()>;
 }
 
-/// Memory without one page: what is about to be overwritten is not looked at, whether it is there
-/// or not.
+/// Memory without one page: the page that is about to be overwritten is not read, whether it is
+/// there or not.
 pub(super) struct Without<'a, M> {
     pub(super) memory: &'a mut M,
     pub(super) page: Gpa,

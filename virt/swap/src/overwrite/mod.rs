@@ -1,26 +1,26 @@
 //! Stores that are about to overwrite a whole absent page: decided from the vCPU's registers, so
 //! that the page is not read first.
 //!
-//! The part of VSwapper's False Reads Preventer that needs one look: an instruction which stores
-//! all of a page by itself, REP STOS (zeroing, filling) or REP MOVS (copying). What instructions do
-//! is after the *Intel 64 and IA-32 Architectures Software Developer's Manual*, named by titles, as
-//! its chapters' numbers move: vol. 2, «Instruction Format», «REP», «STOS», «MOVS»; vol. 3,
-//! «Paging»; and AMD's *Architecture Programmer's Manual* where the two differ.
+//! The part of VSwapper's False Reads Preventer that needs to examine one instruction: one that
+//! stores all of a page by itself, REP STOS (zeroing, filling) or REP MOVS (copying). Instructions
+//! are described after the *Intel 64 and IA-32 Architectures Software Developer's Manual*, named by
+//! titles, as its chapters' numbers move: vol. 2, «Instruction Format», «REP», «STOS», «MOVS»; vol.
+//! 3, «Paging»; and AMD's *Architecture Programmer's Manual* where the two differ.
 //!
-//! A vCPU's store meets an absent page; whoever resolves that fault stops the vCPU, takes its
-//! [`Registers`], and asks [`decide`]. Either the instruction at RIP is certain to overwrite the
-//! page, and nobody can see any step in between; then the page, still absent, gets
-//! [`Overwrite::content`], and the vCPU [`Overwrite::after`], as if the processor had done that
-//! many iterations and been interrupted, or had completed the instruction. Or it is undecided,
-//! `None` throughout this module, and the page is fetched: always right, only slower. So whatever
-//! is odd, rare or not understood is undecided.
+//! A vCPU's store meets an absent page. The pager, which resolves that fault, stops the vCPU, takes
+//! its [`Registers`], and calls [`decide`]. Either the instruction at RIP is certain to overwrite
+//! the page, and no other vCPU or device can observe a step in between; then the page, still
+//! absent, gets [`Overwrite::content`], and the vCPU [`Overwrite::after`], as if the processor had
+//! done that many iterations and been interrupted, or had completed the instruction. Or it is
+//! undecided, `None` throughout this module, and the page is fetched: always right, only slower. So
+//! every unusual, rare or unknown case is undecided.
 //!
 //! ```text
 //! decide ─ mode known? RDI at the page's start, going up? ─ walk RDI: this page? ─ fetch at RIP, decode ─ RCX enough for a page?
 //!                                                      MOVS: walk RSI, twice if it lies across pages ─ all of it in memory?
 //! ```
 //!
-//! * It does not matter whose fault it was: a vCPU that is about to overwrite the page may do so
+//! * It does not matter which vCPU faulted: any vCPU that is about to overwrite the page may do so
 //!   now.
 //! * The instruction has stored nothing of the page yet, since RDI is at its start, and the page is
 //!   absent.
@@ -31,9 +31,9 @@
 //!   and what has been read stays good until the stopped vCPU takes part in the invalidation
 //!   (paging) or serializes (code).
 //!
-//! Called by whoever lets pages come and go. No page that is present may leave from [`decide`] on
-//! until content and registers are both in place. Knows no system call, thread or time, and waits
-//! for nothing. Bound: 25 table entries, 15 bytes of instruction, and the source's page.
+//! Called by the pager. No page that is present may leave from [`decide`] on until content and
+//! registers are both in place. No system call, thread or time; it never waits. Bound: 25 table
+//! entries, 15 bytes of instruction, and the source's page.
 //!
 //! Left out: a page whose start lies in the middle of an element (RDI is never at its start); plain
 //! stores and those of vectors, of which a page takes many; REP STOS and MOVS going down; modes
@@ -57,10 +57,10 @@ use paging::{Access, Paging};
 pub use registers::Registers;
 use registers::{RFLAGS_DF, RFLAGS_RF};
 
-/// What a page is overwritten with.
+/// Content that a page is overwritten with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// The same eight bytes again and again: STOS.
+    /// The same eight bytes repeated: STOS.
     Fill([u8; 8]),
     /// A page's worth of bytes from elsewhere: MOVS.
     Copy(Source),
@@ -69,7 +69,7 @@ pub enum Effect {
 /// The 4096 bytes that a page is a copy of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Source {
-    /// Where they start. They go on to the end of the 4 KiB page that this lies in.
+    /// Address of the first byte. The bytes go on to the end of the 4 KiB page that this lies in.
     pub start: Gpa,
     /// The page whose first bytes are the rest, unless `start` is the start of a page.
     pub rest: Option<Gpa>,
@@ -82,10 +82,10 @@ pub struct Overwrite {
     after: Registers,
 }
 
-/// Whether the instruction that a vCPU is at overwrites all of the 4 KiB page at `page`, and does
-/// so next.
+/// Decides whether the instruction that a vCPU is at overwrites all of the 4 KiB page at `page`,
+/// and does so next.
 ///
-/// `None`: nobody knows. Nothing was changed, and nothing of that page was looked at.
+/// `None`: undecided. Nothing was changed, and nothing of that page was read.
 pub fn decide(registers: &Registers, memory: &mut impl Memory, page: Gpa) -> Option<Overwrite> {
     let paging = Paging::of(registers)?;
     let goes_down = registers.rflags & RFLAGS_DF != 0;
@@ -135,13 +135,13 @@ pub fn decide(registers: &Registers, memory: &mut impl Memory, page: Gpa) -> Opt
 }
 
 impl Overwrite {
-    /// What is stored.
+    /// Returns the content that is stored.
     pub fn effect(&self) -> Effect {
         self.effect
     }
 
-    /// What the page holds afterwards. `None` if a page of the source has left memory since it was
-    /// [decided](decide); then part of `into` has been written.
+    /// Writes the page's content after the overwrite to `into`. `None` if a page of the source has
+    /// left memory since it was [decided](decide); then part of `into` has been written.
     pub fn content(
         &self,
         memory: &mut impl Memory,
@@ -164,15 +164,15 @@ impl Overwrite {
         Some(())
     }
 
-    /// The registers once the page is overwritten: RCX, RDI, RSI (MOVS), and RIP and RFLAGS.RF have
-    /// changed, the others have not.
+    /// Returns the registers once the page is overwritten: RCX, RDI, RSI (MOVS), and RIP and
+    /// RFLAGS.RF have changed, the others have not.
     pub fn after(&self) -> &Registers {
         &self.after
     }
 }
 
-/// The instruction at RIP. Its second page, if it may have one, is looked at only if the first does
-/// not suffice.
+/// Fetches the instruction at RIP. Its second page, if it may have one, is read only if the first
+/// does not suffice.
 fn fetch(paging: &Paging, memory: &mut impl Memory, rip: u64) -> Option<Repeated> {
     let mut bytes = [0; MAX_LEN];
     let mut len = 0;
@@ -191,13 +191,13 @@ fn fetch(paging: &Paging, memory: &mut impl Memory, rip: u64) -> Option<Repeated
     None
 }
 
-/// What fills eight bytes when the lowest `size` bytes of RAX are stored again and again.
+/// Returns the eight bytes that result when the lowest `size` bytes of RAX are stored repeatedly.
 fn pattern(rax: u64, size: u64) -> [u8; 8] {
     let rax = rax.to_le_bytes();
     std::array::from_fn(|i| rax[i % size as usize])
 }
 
-/// Where the 4096 bytes from `rsi` on lie, all of them in memory.
+/// Returns the location of the 4096 bytes from `rsi` on, all of them in memory.
 fn source(paging: &Paging, memory: &mut impl Memory, rsi: u64) -> Option<Source> {
     let start = readable(paging, memory, rsi)?;
     let rest = match start.left_in_page() {
@@ -207,7 +207,7 @@ fn source(paging: &Paging, memory: &mut impl Memory, rsi: u64) -> Option<Source>
     Some(Source { start, rest })
 }
 
-/// Where a linear address lies that can be read, in a page that is in memory.
+/// Returns the location of a linear address that can be read, in a page that is in memory.
 fn readable(paging: &Paging, memory: &mut impl Memory, linear: u64) -> Option<Gpa> {
     let at = paging.translate(memory, linear, Access::Read)?;
     memory.word(at.align_down(8))?;

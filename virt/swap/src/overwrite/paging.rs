@@ -33,8 +33,9 @@ const CR4_LA57: u64 = 1 << 12;
 const CR4_SMAP: u64 = 1 << 21;
 /// Protection keys for user pages.
 const CR4_PKE: u64 = 1 << 22;
-/// What may be set in CR4: the above, and what leaves string instructions and their accesses alone
-/// or only forbids what is refused here anyway (SMEP: fetches from user pages in supervisor mode).
+/// Bits that may be set in CR4: the above, bits that do not affect string instructions and their
+/// accesses, and bits that only forbid accesses refused here anyway (SMEP: fetches from user pages
+/// in supervisor mode).
 const CR4_KNOWN: u64 = CR4_PAE
     | CR4_LA57
     | CR4_SMAP
@@ -52,7 +53,7 @@ const CR4_KNOWN: u64 = CR4_PAE
 const EFER_REQUIRED: u64 = 1 << 8 | 1 << 10;
 /// No-Execute Enable.
 const EFER_NXE: u64 = 1 << 11;
-/// What may be set in EFER: the above; SCE; AMD's FFXSR, TCE and AIBRSE.
+/// Bits that may be set in EFER: the above; SCE; AMD's FFXSR, TCE and AIBRSE.
 const EFER_KNOWN: u64 = EFER_REQUIRED | EFER_NXE | 1 << 0 | 1 << 14 | 1 << 15 | 1 << 21;
 
 /// Bits 51:12 of CR3 and of every entry: the next table, or the page.
@@ -83,7 +84,7 @@ const LEVEL_SHIFT: u32 = 9;
 /// Bits of a linear address below the first level.
 const PAGE_SHIFT: u32 = 12;
 
-/// What is done at an address.
+/// Kind of access at an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Access {
     Fetch,
@@ -91,19 +92,19 @@ pub(super) enum Access {
     Write,
 }
 
-/// What the protection keys of user pages allow.
+/// Accesses that the protection keys of user pages allow.
 #[derive(Clone, Copy, Debug)]
 enum Keys {
     /// They are not in use.
     Off,
     /// PKRU: access-disable in bit 2i, write-disable in bit 2i + 1 of key i.
     Rights(u32),
-    /// In use, but nobody has asked the vCPU what they allow.
+    /// In use, but the vCPU's rights have not been read.
     Unknown,
 }
 
 impl Keys {
-    /// Whether a key is certain to forbid nothing.
+    /// Returns whether a key is certain to forbid nothing.
     fn allow(self, key: u64) -> bool {
         match self {
             Self::Off => true,
@@ -113,7 +114,7 @@ impl Keys {
     }
 }
 
-/// The tables of a vCPU in 64-bit mode, and what its accesses need.
+/// The tables of a vCPU in 64-bit mode, and the controls that its accesses need.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Paging {
     root: Gpa,
@@ -127,7 +128,8 @@ pub(super) struct Paging {
 }
 
 impl Paging {
-    /// Those of a vCPU; `None` outside 64-bit mode, and with controls that are not known here.
+    /// Returns the tables of a vCPU; `None` outside 64-bit mode, and with controls that are not
+    /// known here.
     pub(super) fn of(registers: &Registers) -> Option<Self> {
         let &Registers {
             cr0,
@@ -161,15 +163,15 @@ impl Paging {
         })
     }
 
-    /// Whether the upper bits of a linear address, from the highest translated one on, are all the
-    /// same.
+    /// Returns whether the upper bits of a linear address, from the highest translated one on, are
+    /// all the same.
     pub(super) fn is_canonical(&self, linear: u64) -> bool {
         let untranslated = u64::BITS - (PAGE_SHIFT + LEVEL_SHIFT * self.levels);
         let extended = ((linear << untranslated) as i64 >> untranslated) as u64;
         extended == linear
     }
 
-    /// Where a linear address lies, if the access is certain to succeed.
+    /// Returns the location of a linear address, if the access is certain to succeed.
     pub(super) fn translate(
         &self,
         memory: &mut impl Memory,
@@ -204,7 +206,7 @@ impl Paging {
         None
     }
 
-    /// Whether an entry of any level lets this access pass, and needs no change for it.
+    /// Returns whether an entry of any level permits this access, and needs no change for it.
     fn allows(&self, entry: u64, access: Access) -> bool {
         let needed = match access {
             Access::Fetch | Access::Read => P | A,
@@ -215,7 +217,8 @@ impl Paging {
         entry & needed == needed && (entry & XD == 0 || may_disable)
     }
 
-    /// Whether the vCPU's mode may do this to a page that is a user's, or a supervisor's.
+    /// Returns whether the vCPU's mode permits this access to a page that is a user's, or a
+    /// supervisor's.
     fn may_reach(&self, is_user_page: bool, key: u64, access: Access) -> bool {
         match (self.is_user, is_user_page) {
             (true, false) => false,
@@ -228,8 +231,8 @@ impl Paging {
     }
 }
 
-/// The start of the page that an entry maps which points to no table; `None` if bits of it are set
-/// that are reserved, or if a write would have to set Dirty.
+/// Returns the start of the page that an entry maps which points to no table; `None` if reserved
+/// bits of it are set, or if a write would have to set Dirty.
 fn mapped_page(entry: u64, level: u32, access: Access) -> Option<u64> {
     if access == Access::Write && entry & D == 0 {
         return None;

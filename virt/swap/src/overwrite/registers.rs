@@ -1,4 +1,4 @@
-//! What of a vCPU's state decides what its next instruction does.
+//! The part of a vCPU's state that determines the effect of its next instruction.
 
 /// Trap Flag, bit 8 of RFLAGS: a debug exception after every iteration.
 pub(super) const RFLAGS_TF: u64 = 1 << 8;
@@ -21,7 +21,7 @@ const DR7_ENABLED: u64 = 0xff;
 pub struct Registers {
     /// Linear address of the instruction, its prefixes included.
     pub rip: u64,
-    /// What STOS stores, from its lowest byte on.
+    /// Value that STOS stores, from its lowest byte on.
     pub rax: u64,
     /// Iterations that are left.
     pub rcx: u64,
@@ -33,13 +33,13 @@ pub struct Registers {
     pub rflags: u64,
     /// Protection and paging, WP and AM.
     pub cr0: u64,
-    /// Where the page tables start; PCID.
+    /// Address of the page tables; PCID.
     pub cr3: u64,
-    /// What of paging and of the processor is enabled.
+    /// Enabled features of paging and of the processor.
     pub cr4: u64,
     /// Long mode (LMA), execute-disable (NXE).
     pub efer: u64,
-    /// Which breakpoints are enabled.
+    /// Enabled breakpoints.
     pub dr7: u64,
     /// Rights of the protection keys, where they are known. Asked for only if CR4.PKE is set and a
     /// page is a user's.
@@ -64,12 +64,13 @@ pub struct Registers {
 }
 
 impl Registers {
-    /// Whether nothing comes between two iterations but what the memory accesses themselves cause.
+    /// Returns whether nothing comes between two iterations except effects of the memory accesses
+    /// themselves.
     pub(super) fn iterates_undisturbed(&self) -> bool {
         self.is_at_instruction && self.rflags & RFLAGS_TF == 0 && self.dr7 & DR7_ENABLED == 0
     }
 
-    /// Whether an access that is not aligned to its size is an alignment-check exception.
+    /// Returns whether an access that is not aligned to its size is an alignment-check exception.
     pub(super) fn checks_alignment(&self) -> bool {
         self.cpl == 3 && self.cr0 & CR0_AM != 0 && self.rflags & RFLAGS_AC != 0
     }

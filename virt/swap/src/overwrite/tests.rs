@@ -1,4 +1,4 @@
-//! A guest whose memory and tables are laid out by hand, and what is checked against it.
+//! A guest whose memory and tables are laid out by hand, and checks against it.
 //!
 //! Table entries and instructions are literals worked out from the manuals, not made of the
 //! constants that they test.
@@ -15,7 +15,7 @@ use super::*;
 
 /// Bytes of a page, as an index.
 const PAGE_LEN: usize = 4096;
-/// Frames of the guest: 1 to 4 are tables, the others are there to be mapped.
+/// Frames of the guest: 1 to 4 are tables, the others can be mapped.
 const FRAMES: usize = 128;
 /// Linear address of the first page of the last table: PML4 entry 256, the lowest of the upper
 /// half.
@@ -37,13 +37,13 @@ const USER: u64 = 0x067;
 struct Guest {
     bytes: Vec<u8>,
     absent: BTreeSet<u64>,
-    /// The frame that nobody may ask for.
+    /// Frame that must not be accessed.
     forbidden: Option<u64>,
     asked: usize,
 }
 
 impl Guest {
-    /// With tables that map code, source and target.
+    /// Creates memory with tables that map code, source and target.
     fn new() -> Self {
         let mut guest = Self {
             bytes: vec![0; FRAMES * PAGE_LEN],
@@ -94,7 +94,7 @@ impl Guest {
         &self.bytes[frame as usize * PAGE_LEN..][..PAGE_LEN]
     }
 
-    /// Where `len` bytes at `at` are.
+    /// Returns the position of `len` bytes at `at`.
     fn find(&mut self, at: Gpa, len: usize) -> Option<usize> {
         self.asked += 1;
         let frame = at.raw() / 0x1000;
@@ -120,7 +120,8 @@ impl Memory for Guest {
     }
 }
 
-/// A Linux kernel's, on a processor with SMEP, SMAP, PCID and UMIP, with no hypervisor of its own.
+/// Returns the registers of a Linux kernel on a processor with SMEP, SMAP, PCID and UMIP, without a
+/// hypervisor of its own.
 fn kernel() -> Registers {
     Registers {
         rip: CODE + 0x100,
@@ -142,7 +143,7 @@ fn kernel() -> Registers {
     }
 }
 
-/// The same in user mode.
+/// Returns the same registers in user mode.
 fn user() -> Registers {
     Registers { cpl: 3, ..kernel() }
 }

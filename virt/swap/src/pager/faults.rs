@@ -1,4 +1,5 @@
-//! What processors wait for: absent pages, each read unless a vCPU is found about to overwrite it.
+//! Faults of processors at absent pages: each page is read unless a vCPU is found to be about to
+//! overwrite it.
 
 use std::io;
 
@@ -9,7 +10,7 @@ use crate::book::{Ahead, Page, Place, State};
 use crate::preventer::{Found, Pending, Preventer, View};
 use crate::stopped::Stopped;
 
-/// Faults that are served before anything else is looked at.
+/// Faults that are served before other sources are polled.
 const FAULTS: usize = 32;
 
 impl Pager {
@@ -24,7 +25,7 @@ impl Pager {
             self.report.faults += 1;
             // As many pages as the book has.
             self.fault(Page(fault.page as u32), fault.is_write)?;
-            // Whoever waits for what has ended waits no longer for the next message.
+            // An access whose page's read has ended does not wait for the next message.
             self.take_ended()?;
         }
         Ok(true)
@@ -45,7 +46,7 @@ impl Pager {
         self.carry_out()
     }
 
-    /// What is read with a page that is.
+    /// Returns the read-ahead for a page that is read.
     fn ahead(&self, is_store: bool) -> Ahead {
         let overwrites = self.preventer.as_ref().is_some_and(Preventer::finds);
         match is_store {
@@ -55,13 +56,13 @@ impl Pager {
         }
     }
 
-    /// A vCPU says where it stands.
+    /// Handles a vCPU that has stopped and reports its registers.
     pub(super) fn stopped(&mut self, vcpu: Stopped) -> io::Result<()> {
         let Some(preventer) = &mut self.preventer else {
             vcpu.answer(None);
             return Ok(());
         };
-        // One that has gone on counts as one that has not said anything.
+        // A vCPU that has continued counts as one that has not reported.
         let Some(registers) = vcpu.take() else {
             return Ok(());
         };
@@ -74,7 +75,7 @@ impl Pager {
                 self.content = Some((page, content));
                 self.book.fault_overwriting(page);
                 self.carry_out()?;
-                // Without room it comes later, as it was; or the policy has it read.
+                // Without room it comes later, with its old content; or the policy has it read.
                 let has_come = self.content.take().is_none();
                 self.report.prevented += u64::from(has_come);
                 self.report.false_reads += u64::from(!has_come);
@@ -92,7 +93,7 @@ impl Pager {
         }
     }
 
-    /// Nobody is about to overwrite it.
+    /// Reads a page that no vCPU was found to overwrite.
     pub(super) fn read(&mut self, pending: Pending) -> io::Result<()> {
         self.report.undecided += 1;
         let ahead = self.ahead(pending.is_store);

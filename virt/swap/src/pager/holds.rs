@@ -1,5 +1,5 @@
-//! Pages that stay in memory for a device that waits for them, until it has had its time to ask
-//! again.
+//! Pages that stay in memory for a device that waits for them, until it has had time to retry its
+//! access.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
@@ -10,27 +10,28 @@ use super::after;
 use crate::book::{Page, Ticket};
 use crate::ram::SwappedRam;
 
-/// How long a page that has come for a ticket stays although nobody asks for it: its device may
-/// have been reset.
+/// Time for which a page that has come for a ticket stays although no access is retried: its device
+/// may have been reset.
 const HELD_FOR: Duration = Duration::from_secs(2);
 
 /// Tickets and their pages.
 #[derive(Default)]
 pub(super) struct Holds {
-    /// Of tickets that are not done.
+    /// Pages of tickets that are not done.
     wanted: HashMap<Ticket, Vec<Page>>,
-    /// Of tickets that are done, and since when.
+    /// Pages of tickets that are done, and the time since when.
     done: VecDeque<(Nanos, Vec<Page>)>,
 }
 
 impl Holds {
-    /// These stay from now on.
+    /// Holds these pages from now on.
     pub fn begin(&mut self, ticket: Ticket, pages: Vec<Page>, ram: &SwappedRam) {
         pages.iter().for_each(|page| ram.hold(*page));
         self.wanted.insert(ticket, pages);
     }
 
-    /// They are there: whether any are held for this ticket, which may be a balloon's offer.
+    /// Records that the ticket's pages are there. Returns whether any are held for it: it may be a
+    /// discard's.
     pub fn done(&mut self, ticket: Ticket, now: Nanos) -> bool {
         let pages = self.wanted.remove(&ticket);
         let any = pages.is_some();
@@ -38,7 +39,7 @@ impl Holds {
         any
     }
 
-    /// Lets go of those whose time is over.
+    /// Releases the pages whose time is over.
     pub fn look(&mut self, now: Nanos, ram: &SwappedRam) {
         while let Some((since, pages)) = self.done.front()
             && now >= after(*since, HELD_FOR)
@@ -48,7 +49,7 @@ impl Holds {
         }
     }
 
-    /// When to [`look`](Self::look).
+    /// Returns the time of the next [`look`](Self::look).
     pub fn deadline(&self) -> Option<Nanos> {
         let (since, _) = self.done.front()?;
         Some(after(*since, HELD_FOR))

@@ -1,18 +1,17 @@
 //! The pager: the poller that carries the [`Book`]'s commands out.
 //!
-//! It alone knows all sides: faults of processors come from userfaultfd, what devices want and
-//! disks do as messages of the owner, ends of its own reads and writes from the rings. Each is told
-//! to the book, and what the book wants done is done before the next thing is told. Reads and
-//! writes of the store and the images are begun, and told when they have ended.
+//! It receives the events of all sides: faults of processors from userfaultfd, requests of devices
+//! and disks as messages of the owner, ends of its own reads and writes from the rings. Each is
+//! reported to the book, and the book's commands are carried out before the next event is reported.
+//! Reads and writes of the store and the images are started, and reported when they have ended.
 //!
-//! It has a sidecore of its own. Its system calls may take their time (an unmapping interrupts
-//! every core that runs the guest), and nobody else is to wait behind them; it never waits for the
-//! owner, which may itself wait in the kernel for a processor that waits for a page. Idle, it
-//! sleeps.
+//! It has a sidecore of its own. Its system calls may take long (an unmapping interrupts every core
+//! that runs the guest), and no other poller should wait for them. It never waits for the owner,
+//! which may itself wait in the kernel for a processor that waits for a page. When idle it sleeps.
 //!
-//! When something cannot be done (the store is full, or does not answer, or answers with something
-//! else) the machine is paused with the reason, and goes on once what failed has been done: it is
-//! tried again each second, and when the limit or the store has changed.
+//! When an operation fails (the store is full, or does not answer, or returns other content) the
+//! machine is paused with the reason. It is resumed once the failed operation has been done: it is
+//! retried each second, and when the limit or the store has changed.
 
 mod faults;
 mod holds;
@@ -46,19 +45,21 @@ use watermark::Watermark;
 /// Bytes that may be in memory beyond the limit.
 pub const BATCH_BYTES: u64 = BATCH as u64 * PAGE_SIZE;
 
-/// Between two questions to the owner, if all pages of the last one are in use.
+/// Time between two questions to the owner, if all pages of the last one are in use.
 const PACE: Duration = Duration::from_millis(1);
-/// Between two tries of what failed.
+/// Time between two tries of a failed operation.
 const RETRY: Duration = Duration::from_secs(1);
-/// Between two looks for slots to trim, a few MiB each.
+/// Time between two searches for slots to trim, a few MiB each.
 const TRIM_PACE: Duration = Duration::from_millis(20);
 
 /// The pager. See the module's head.
 pub struct Pager {
     book: Book,
-    /// `None` once the guest has been let go, or the pager has failed.
+    /// `None` once the machine has ended and its guest's faults are not served any more, or the
+    /// pager has failed.
     frames: Option<Frames>,
-    /// Of a pager that has failed, until the guest is let go: who waits for a page waits on.
+    /// Frames of a pager that has failed, until the machine has ended: accesses to absent pages go
+    /// on waiting.
     failed: Option<Frames>,
     ram: SwappedRam,
     gates: Vec<Arc<Gate>>,
@@ -68,13 +69,13 @@ pub struct Pager {
     batch: Batch,
     buffer: Buffer,
     preventer: Option<Preventer>,
-    /// What the next page that comes as zeroes is to hold instead.
+    /// Content for the next page that comes as zeroes.
     content: Option<(Page, Box<Content>)>,
     ask_at: Nanos,
     retry_at: Option<Nanos>,
     trim_at: Nanos,
     is_over: bool,
-    /// Who waits until nothing is under way.
+    /// Notified when nothing is under way.
     end: Option<mpsc::Sender<()>>,
     watermark: Watermark,
     report: Report,
@@ -83,8 +84,8 @@ pub struct Pager {
 }
 
 impl Pager {
-    /// Takes over the faults of the guest, whose memory may hold something already: what does is in
-    /// memory.
+    /// Serves the guest's faults from now on. Its memory may have content already: such pages are
+    /// in memory.
     ///
     /// # Errors
     /// The kernel's reason with what to do.
@@ -131,28 +132,28 @@ impl Pager {
         Ok(pager)
     }
 
-    /// Has another policy decide which reads and writes are avoided: for measurements.
+    /// Sets another policy that decides which reads and writes are avoided: for measurements.
     pub fn set_policy(&mut self, policy: Box<dyn IoPolicy>) {
         self.book.set_policy(policy);
     }
 
-    /// Has what is behind slots of the store that nobody has any more be given back to its file
-    /// system or device, while the store is idle, a MiB at least at a time, by
-    /// [`Discard`](vio::blk::Op::Discard). When that is refused it is not tried again. A file's
-    /// blocks may be somebody else's then when a slot is written again.
+    /// Enables trimming: blocks behind free slots of the store are returned to its file system or
+    /// device, while the store is idle, a MiB at least at a time, by
+    /// [`Discard`](vio::blk::Op::Discard). If that is refused it is not tried again. Blocks
+    /// returned to a file system may have another user when the slots are written again.
     pub fn trims_slots(&mut self) {
         self.book.trims_slots();
     }
 
     /// Connects the memory with the pager, which a sidecore now runs as `handle` says. Before that
-    /// it asks for nothing, since it would not hear the answer.
+    /// the pager asks the owner for no pages, since it would not receive the answer.
     pub fn connect(ram: &SwappedRam, handle: Handle<Message>) {
         ram.connect(handle.clone());
-        // One that has ended needs no beginning.
+        // A sidecore that has ended needs no connection.
         let _ = handle.send(Message::Connected);
     }
 
-    /// Pages that hold something are in memory.
+    /// Records that the pages that have content are in memory.
     fn adopt(&mut self) -> io::Result<()> {
         // As many as the book has.
         let end = self.ram.pages() as u32;
@@ -169,7 +170,7 @@ impl Pager {
         Ok(())
     }
 
-    /// Does what the book wants done, until it wants nothing.
+    /// Carries out the book's commands until there are none.
     fn carry_out(&mut self) -> io::Result<()> {
         loop {
             let commands = self.book.take_commands();
@@ -180,7 +181,7 @@ impl Pager {
             let mut commands = commands.into_iter().peekable();
             while let Some(command) = commands.next() {
                 if let Command::Show(page) = command {
-                    // Devices need no mapping of the guest's; what the page holds they do.
+                    // Devices need no mapping of the guest's, but the page's content.
                     if !self.batch.shows_then(page) {
                         self.ram.show(page);
                     }
@@ -210,7 +211,7 @@ impl Pager {
         }
     }
 
-    /// Does what has been put together.
+    /// Carries out the batch.
     fn finish_batch(&mut self) -> io::Result<()> {
         match &self.frames {
             Some(frames) => self.batch.finish(frames, &mut self.book, &self.ram),
@@ -223,7 +224,7 @@ impl Pager {
 
     fn command(&mut self, command: Command) -> io::Result<()> {
         let Some(frames) = &self.frames else {
-            // Who waits for an answer alone gets it.
+            // A waiter that needs only the answer gets it.
             if let Command::Done(ticket) = command {
                 self.done(ticket);
             }
@@ -250,8 +251,8 @@ impl Pager {
             Command::Save(page, slot) => self.carrier.push(PageOp::Save(page, slot)),
             Command::Trim(first, count) => self.carrier.push(PageOp::Trim(first, count)),
             Command::Protect(page) => frames.guest().protect(page.0.into())?,
-            // Writable: whether it was stored to between its last mark and the host's taking it
-            // away nobody knows.
+            // Writable: it is unknown whether it was stored to between the last check of its
+            // uffd-wp bit and the host's unmapping.
             Command::Wake(page) => frames.map(page, 1, Protection::Writable)?,
             Command::Done(ticket) => self.done(ticket),
             Command::Go(op) => {
@@ -265,7 +266,7 @@ impl Pager {
 
     fn done(&mut self, ticket: Ticket) {
         if !self.holds.done(ticket, Nanos::now()) {
-            // An offer's.
+            // A discard's.
             self.ram.answer(ticket);
         }
         self.machine.ticket_done(guest_mem::Ticket(ticket.0));
@@ -284,18 +285,19 @@ impl Pager {
         }
     }
 
-    /// Processors do not wait any more: what they find is nobody's to see.
+    /// Stops serving faults, after the machine's end: no vCPU uses the content that it finds.
     fn let_go(&mut self) {
         self.is_over = true;
         self.failed = None;
         if self.report.is_paused {
-            // Closing the descriptor wakes all who wait; what is absent is zeroes from then on.
+            // Closing the descriptor wakes all accesses that wait; absent pages are zeroes from
+            // then on.
             self.frames = None;
             self.answer_offers();
         }
     }
 
-    /// Pages that a balloon has offered stay where they are: it waits for the answer alone.
+    /// Answers a balloon's discards without dropping their pages.
     fn answer_offers(&mut self) {
         for ticket in self.book.give_up_discards() {
             self.ram.answer(ticket);
@@ -321,7 +323,7 @@ impl Pager {
             Said::Offered(ticket, pages) => {
                 self.book.discard(ticket, &pages);
                 if self.frames.is_none() {
-                    // Nobody asks the owner for them.
+                    // The owner will not be asked for them.
                     self.answer_offers();
                 }
             }
@@ -333,7 +335,7 @@ impl Pager {
         }
     }
 
-    /// Takes what has ended of reads and writes.
+    /// Handles the reads and writes that have ended.
     fn take_ended(&mut self) -> io::Result<bool> {
         let ended = self.carrier.poll(&self.ram);
         let any = !ended.is_empty();
@@ -344,7 +346,7 @@ impl Pager {
             match alike[0] {
                 (PageOp::Fetch(first, _), Ok(())) => {
                     let book = &mut self.book;
-                    // As many as the book has pages, at most.
+                    // At most as many as the book has pages.
                     frames.read_each(
                         first,
                         alike.len() as u32,
@@ -372,7 +374,7 @@ impl Pager {
         Ok(any)
     }
 
-    /// What time brings.
+    /// Does the work that is due at `now`.
     fn keep_time(&mut self, now: Nanos) -> io::Result<()> {
         self.holds.look(now, &self.ram);
         if let Some(at) = self.retry_at
@@ -406,10 +408,10 @@ impl Pager {
         self.book.retry();
     }
 
-    /// Whether what had failed has been done.
+    /// Resumes the guest if the failed operations have been done.
     fn look_whether_to_resume(&mut self) {
         let is_done = !self.book.is_in_trouble() && !self.carrier.is_busy();
-        // Without frames nothing goes on.
+        // Without frames the guest is not resumed.
         if self.report.is_paused && is_done && self.frames.is_some() {
             self.report.is_paused = false;
             self.retry_at = None;
@@ -423,7 +425,7 @@ impl Pager {
         self.keep_time(now)?;
         self.look_whether_to_resume();
         if let Some(end) = self.end.take_if(|_| !self.carrier.is_busy()) {
-            // Who does not wait any more has closed its end.
+            // The receiver may have stopped waiting.
             let _ = end.send(());
         }
         Ok(is_busy)
@@ -442,11 +444,11 @@ impl Pager {
             }
             Message::Report(reply) => reply.send(self.report()),
             Message::Stopped(vcpu) => return self.stopped(vcpu),
-            // The next turn asks for what it could not ask for.
+            // The next turn asks the owner as it could not before.
             Message::Connected => {}
             Message::LetGo => self.let_go(),
             Message::End(end) => {
-                // What the book wants done is not, without them.
+                // Without frames, the book's commands are not carried out.
                 self.frames = None;
                 self.failed = None;
                 self.end = Some(end);
@@ -461,7 +463,7 @@ impl Pager {
         }
     }
 
-    /// How things stand.
+    /// Returns the pager's state.
     pub fn report(&self) -> Report {
         Report {
             limit: self.book.limit(),
@@ -475,8 +477,8 @@ impl Pager {
         }
     }
 
-    /// The kernel has refused something: the guest cannot go on, and the machine ends. What is
-    /// absent stays so until its vCPUs are to return: they would see zeroes.
+    /// Ends the machine, after the kernel has refused an operation. Absent pages stay absent until
+    /// its vCPUs have stopped: they would read zeroes.
     fn end_of(&mut self, error: &io::Error) {
         let Some(frames) = self.frames.take() else {
             return;
@@ -489,8 +491,8 @@ impl Pager {
     }
 }
 
-/// A pager that panics does not close its descriptor: who waits for a page waits until the process
-/// ends, and sees no zeroes.
+/// Keeps the descriptor open if the pager panics: accesses to absent pages wait until the process
+/// ends, and read no zeroes.
 impl Drop for Pager {
     fn drop(&mut self) {
         if std::thread::panicking() {
@@ -537,7 +539,8 @@ impl Poller for Pager {
         })
     }
 
-    /// A fault that waits makes its descriptor readable, whenever it came.
+    /// Does not check for faults: a fault that waits makes the descriptor readable, whenever it
+    /// came.
     fn has_work(&mut self) -> bool {
         self.carrier.has_ended()
     }
@@ -562,7 +565,7 @@ impl Poller for Pager {
     }
 }
 
-/// Whether two pages, both of which have come, lie side by side in the file.
+/// Returns whether two pages, both of which have been read, are adjacent in the file.
 fn are_read_together(a: &(PageOp, Result<(), Errno>), b: &(PageOp, Result<(), Errno>)) -> bool {
     matches!(
         (a, b),
@@ -571,7 +574,7 @@ fn are_read_together(a: &(PageOp, Result<(), Errno>), b: &(PageOp, Result<(), Er
 }
 
 fn after(now: Nanos, time: Duration) -> Nanos {
-    // 500 years.
+    // A u64 of nanoseconds lasts for 500 years.
     Nanos(now.0.saturating_add(time.as_nanos() as u64))
 }
 

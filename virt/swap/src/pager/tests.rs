@@ -8,7 +8,7 @@ use vio::blk::MemDisk;
 
 use super::*;
 
-/// Looks, when it hears that the pager has failed, whether a descriptor is still there.
+/// Machine that checks, when the pager reports its failure, whether a descriptor is still open.
 struct Door {
     descriptor: Arc<Mutex<PathBuf>>,
     heard: mpsc::Sender<io::Result<PathBuf>>,
@@ -30,10 +30,10 @@ impl Machine for Door {
     }
 }
 
-/// Closing it wakes who waits for a page, and what they find is zeroes: a vCPU might write them to
-/// a disk before it is stopped.
+/// Closing it would wake the accesses that wait for a page, which would find zeroes: a vCPU might
+/// write them to a disk before it is stopped.
 #[test]
-fn a_pager_that_fails_keeps_its_descriptor_until_it_is_let_go() {
+fn a_pager_that_fails_keeps_its_descriptor_until_the_machine_has_ended() {
     let ram = GuestRam::with_pages(&[(Gpa::new(0), 2 << 20)], HugePages::Never);
     let ram = ram.expect("memory");
     let slot = ram.slot_mapping(&ram.regions()[0]).expect("a mapping");
@@ -63,7 +63,7 @@ fn a_pager_that_fails_keeps_its_descriptor_until_it_is_let_go() {
     pager.end_of(&io::Error::other("refused"));
     let was = hears.recv().expect("it is told").expect("it is open");
     assert_eq!(was, PathBuf::from("anon_inode:[userfaultfd]"));
-    // It fails once.
+    // Only the first failure is reported.
     pager.end_of(&io::Error::other("refused again"));
     assert!(hears.try_recv().is_err());
     pager.let_go();

@@ -1,4 +1,4 @@
-//! Whether disks are to report what they do: above a watermark they do, and on until nothing
+//! Mode of the disks' reports: they report above a watermark of memory, and on until nothing
 //! depends on it.
 
 use std::time::Duration;
@@ -10,13 +10,13 @@ use crate::book::Book;
 use crate::link::{Asked, Reports};
 use crate::ram::SwappedRam;
 
-/// Between two looks whether disks need not report any more.
+/// Time between two checks whether disks need not report any more.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// What disks have been asked, and how far it has come.
+/// Last change of the disks' mode, and its progress.
 pub(super) struct Watermark {
     asked: Asked,
-    /// Disks have seen that they are to let no page stand for a block any more.
+    /// Disks have seen that no block is to back a page any more.
     is_seen: bool,
     look_at: Nanos,
 }
@@ -32,15 +32,15 @@ impl Default for Watermark {
 }
 
 impl Watermark {
-    /// At the beginning of each turn, before anything comes of it: what is present decides whether
-    /// the next request is reported.
+    /// Begins the reports if memory is short: at the beginning of each turn, before any other
+    /// effect of it, so that the pages present determine whether the next request is reported.
     pub fn rise(&mut self, book: &mut Book, ram: &SwappedRam) {
         if self.asked.reports() == Reports::Off && is_short(book, ram) {
             self.choose(book, ram);
         }
     }
 
-    /// What time brings.
+    /// Updates the mode if a check is due.
     pub fn look(&mut self, now: Nanos, book: &mut Book, ram: &SwappedRam) {
         if now >= self.look_at {
             self.look_at = after(now, LOOK);
@@ -48,12 +48,12 @@ impl Watermark {
         }
     }
 
-    /// When to [`look`](Self::look), if it matters.
+    /// Returns the time of the next [`look`](Self::look), if it matters.
     pub fn deadline(&self) -> Option<Nanos> {
         (self.asked.reports() != Reports::Off).then_some(self.look_at)
     }
 
-    /// Disks have seen this.
+    /// Records that disks have seen this change.
     pub fn seen(&mut self, asked: Asked) {
         self.is_seen |= asked == self.asked;
     }
@@ -64,7 +64,8 @@ impl Watermark {
             _ if is_short(book, ram) => Reports::On,
             Reports::On if book.present() < book.limit() / 2 => Reports::Draining,
             Reports::Draining if self.is_seen => {
-                // What has left memory comes back as it is wanted; until then disks go on.
+                // Pages that have left memory come back when they are accessed; until then disks go
+                // on reporting.
                 book.forget_blocks();
                 match book.knows_no_disk() {
                     true => Reports::Off,
@@ -81,7 +82,7 @@ impl Watermark {
     }
 }
 
-/// Pages may have to leave soon.
+/// Returns whether pages may have to leave soon.
 fn is_short(book: &Book, ram: &SwappedRam) -> bool {
     let limit = book.limit();
     limit < ram.pages() && book.present() > limit / 4 * 3

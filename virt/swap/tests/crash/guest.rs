@@ -1,5 +1,5 @@
-//! A guest with more memory in use than it may have, and two disks: it fills memory and disks,
-//! changes them here and there, and clears them.
+//! A guest that uses more memory than may be present, and two disks: it fills memory and disks,
+//! changes parts of them, and clears them.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,31 +18,32 @@ use crate::support::{Machine, Request, Transfer};
 
 /// Pages of memory.
 pub const PAGES: usize = 96;
-/// That may be there.
+/// Pages that may be present.
 pub const LIMIT: usize = 40;
 /// Blocks of each disk.
 pub const BLOCKS: usize = 48;
 pub const DISKS: usize = 2;
-/// Threads.
+/// Number of threads.
 pub const WORKERS: u64 = 3;
 
 const SECTORS: usize = PAGE / SECTOR;
 const WORDS: usize = SECTOR / 8;
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What a page or a block holds, by sectors.
+/// Content of a page or a block, by sectors.
 type Ids = [Id; SECTORS];
 
-/// Who keeps what happens.
+/// Recorder of the events.
 pub trait Journal: Send + Sync {
-    /// Next.
+    /// Appends an event.
     fn record(&self, event: &Event);
 
-    /// Whether the machine has stopped: nothing that the guest finds or waits for says anything.
+    /// Returns whether the machine has stopped: results that the guest sees from then on are not
+    /// checked.
     fn is_over(&self) -> bool;
 }
 
-/// The machine has stopped.
+/// Error of an operation after the machine's stop.
 pub struct Over;
 
 pub struct Guest {
@@ -67,7 +68,7 @@ impl Guest {
         }
     }
 
-    /// What worker `number` of [`WORKERS`] does.
+    /// Runs worker `number` of [`WORKERS`].
     pub fn work(&self, seed: u64, number: u64) -> Result<(), Over> {
         let mut random = Random::new(seed * WORKERS + number);
         let own = (0..PAGES).filter(|page| page % WORKERS as usize == number as usize);
@@ -135,7 +136,7 @@ impl Guest {
         unsafe { AtomicU64::from_ptr(std::ptr::with_exposed_provenance_mut(at)) }
     }
 
-    /// What comes behind the end is nobody's.
+    /// Returns an error once the machine has stopped: later results are not checked.
     fn go_on(&self) -> Result<(), Over> {
         match self.journal.is_over() {
             true => Err(Over),
@@ -212,7 +213,7 @@ impl Guest {
         Ok(())
     }
 
-    /// Has `op` done, which lets the sectors from `first` on hold `ids`.
+    /// Makes the request `op`, after which the sectors from `first` on have the contents `ids`.
     fn change(
         &self,
         disk: usize,
@@ -251,7 +252,7 @@ impl Guest {
             done,
         };
         let start = Instant::now();
-        // One that has ended has crashed.
+        // An owner that has ended has crashed.
         let _ = self.requests.send(Request::Transfer(transfer));
         loop {
             match wait.recv_timeout(Duration::from_millis(5)) {

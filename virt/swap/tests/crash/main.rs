@@ -1,10 +1,10 @@
-//! A crash at each write of the store and of the images: what is left of an image is what a power
-//! failure may leave.
+//! A crash at each write of the store and of the images: the content of an image after it must be
+//! one that a power failure may leave.
 //!
-//! In memory: everything stops at the k-th write, for every k. What a kill and what a power failure
-//! leave then are compared with an oracle that knows what the guest had asked for and been told
-//! ([`oracle`], [`media`]). As processes: one that runs the same over files is killed at its k-th
-//! write.
+//! In memory: everything stops at the k-th write, for every k. The contents after a kill and after
+//! a power failure are then compared with an oracle that knows the guest's requests and their
+//! answers ([`oracle`], [`media`]). As processes: one that runs the same over files is killed at
+//! its k-th write.
 
 mod guest;
 mod media;
@@ -32,10 +32,10 @@ const SHAPE: Shape = Shape {
     pages: PAGES as u32,
     limit: LIMIT,
 };
-/// Of the media, that of the store. Disks' are before it.
+/// Number of the store's medium. The disks' come before it.
 const STORE: usize = DISKS;
 
-/// An oracle beside the media that it knows all about.
+/// An oracle, and the media whose events it records.
 struct Watch {
     oracle: Mutex<Oracle>,
     media: Media,
@@ -53,7 +53,7 @@ impl Journal for Watch {
     fn record(&self, event: &Event) {
         let mut oracle = self.oracle.lock().expect("no thread has failed");
         oracle.record(event);
-        // What the guest was promised is there.
+        // Writes that were answered as durable are there.
         if matches!(
             event,
             Event::Flushed { .. }
@@ -77,17 +77,17 @@ fn new_oracle() -> Oracle {
     Oracle::new(DISKS, (BLOCKS * PAGE / SECTOR) as u64)
 }
 
-/// Says that something has ended, however it did.
+/// Sends a message when dropped: its thread has ended, normally or by a panic.
 struct Tell(Sender<()>);
 
 impl Drop for Tell {
     fn drop(&mut self) {
-        // Nobody waits behind a crash.
+        // After a crash the receiver may be gone.
         let _ = self.0.send(());
     }
 }
 
-/// Lets the guest work on threads; each says when it has ended.
+/// Runs the guest's workers on threads; each sends a message when it has ended.
 fn start(guest: &Arc<Guest>, seed: u64, tell: &Sender<()>) -> Vec<JoinHandle<Result<(), Over>>> {
     let worker = |number| {
         let (guest, tell) = (guest.clone(), Tell(tell.clone()));
@@ -99,7 +99,7 @@ fn start(guest: &Arc<Guest>, seed: u64, tell: &Sender<()>) -> Vec<JoinHandle<Res
     (0..WORKERS).map(worker).collect()
 }
 
-/// How a run in memory ended.
+/// Result of a run in memory.
 struct Ran {
     has_crashed: bool,
     report: Report,
@@ -116,7 +116,7 @@ fn wait(ended: &Receiver<()>, media: &Media) {
     }
 }
 
-/// Runs until the `stop_at`-th write, if there are so many, and compares what is left.
+/// Runs until the `stop_at`-th write, if there are so many, and checks the contents.
 fn run(seed: u64, stop_at: u64) -> Made<Ran> {
     let (tell, ended) = channel();
     let mut lengths = [BLOCKS * PAGE; DISKS + 1];
@@ -141,10 +141,10 @@ fn run(seed: u64, stop_at: u64) -> Made<Ran> {
     let guest = Arc::new(Guest::new(&machine, watch.clone()));
     let workers = start(&guest, seed, &tell);
     wait(&ended, &media);
-    // Who waits for a page that cannot come goes on when the pager has ended.
+    // An access to a page that cannot come continues when the pager has ended.
     let report = machine.cut_off();
     for worker in workers {
-        // Whether it came to its end does not matter.
+        // It need not have come to its end.
         let _ = worker.join().expect("it found what it stored");
     }
     assert_eq!(report.pauses, 0);
@@ -184,7 +184,7 @@ fn a_crash_at_any_write_leaves_what_a_power_failure_may_leave() {
         let counts = report.counts;
         println!("seed {seed}: {} crashes; {report:?}", stop_at - 1);
         assert!(stop_at > 50, "{stop_at}");
-        // A run that came to its end has gone all ways.
+        // A run that came to its end has exercised all paths.
         for (what, count) in [
             ("dropped to the disk", counts.dropped_to_disk),
             ("saved", counts.saved),

@@ -1,11 +1,11 @@
-//! Files in memory that stop at the k-th write of all of them, and keep apart what a flush has made
-//! durable.
+//! Files in memory that stop at the k-th write of all of them, and that distinguish durable from
+//! cached content.
 //!
-//! A write that has ended is in the cache, from where all reads are answered; a flush makes durable
-//! what had ended when it was asked for. Operations end in any order, and late: their memory is
-//! looked at when they end. At the crash each write that is under way is there wholly, partly, or
-//! not at all. A killed process leaves the cache; a power failure the durable contents, and of each
-//! sector any later one or none.
+//! A write that has ended is in the cache, from which all reads are answered. A flush makes the
+//! writes durable that had ended when it was requested. Operations end in any order, and late:
+//! their memory is read when they end. At the crash each write that is under way is there wholly,
+//! partly, or not at all. A killed process leaves the cache; a power failure leaves the durable
+//! contents, and of each sector any later one or none.
 
 use std::os::fd::RawFd;
 use std::sync::mpsc::Sender;
@@ -19,7 +19,7 @@ use crate::oracle::SECTOR;
 
 /// A sector that is in the cache and may be lost.
 struct Unflushed {
-    /// When it came there.
+    /// Time at which it came there.
     at: u64,
     sector: usize,
     bytes: [u8; SECTOR],
@@ -29,7 +29,7 @@ struct Unflushed {
 struct Medium {
     cache: Vec<u8>,
     durable: Vec<u8>,
-    /// In their order.
+    /// In the order in which they came.
     unflushed: Vec<Unflushed>,
 }
 
@@ -50,7 +50,7 @@ impl Medium {
         }
     }
 
-    /// Makes durable what came before `end` and `is_meant`.
+    /// Makes the sectors durable that came before `end` and for which `is_meant` is true.
     fn settle(&mut self, end: u64, is_meant: impl Fn(usize) -> bool) {
         let Self {
             durable, unflushed, ..
@@ -65,23 +65,23 @@ impl Medium {
     }
 }
 
-/// What is under way.
+/// A request that is under way.
 struct Pending {
-    /// Whose.
+    /// Number of the disk's I/O.
     io: usize,
     slot: u32,
     op: Op,
     pieces: Vec<Piece>,
     file: usize,
-    /// When it was asked for.
+    /// Position in the order of requests.
     at: u64,
 }
 
-/// What a crash leaves of a file.
+/// Content of a file after a crash.
 pub struct Left {
-    /// By a kill.
+    /// After a kill.
     pub killed: Vec<u8>,
-    /// By a power failure.
+    /// After a power failure.
     pub powered_off: Vec<u8>,
 }
 
@@ -90,9 +90,9 @@ struct State {
     pending: Vec<Pending>,
     ios: usize,
     random: Random,
-    /// Operations that have begun or ended.
+    /// Number of operations that have begun or ended.
     now: u64,
-    /// Writes until the crash.
+    /// Number of writes until the crash.
     left: u64,
     crash: Option<Vec<Left>>,
     tell: Sender<()>,
@@ -103,7 +103,7 @@ struct State {
 pub struct Media(Arc<Mutex<State>>);
 
 impl Media {
-    /// Files of these lengths that stop at the `stop_at`-th write, and say so.
+    /// Creates files of these lengths that stop at the `stop_at`-th write, and then send a message.
     pub fn new(lengths: &[usize], seed: u64, stop_at: u64, tell: Sender<()>) -> Self {
         Self(Arc::new(Mutex::new(State {
             files: lengths.iter().map(|len| Medium::new(*len)).collect(),
@@ -117,7 +117,7 @@ impl Media {
         })))
     }
 
-    /// A back end on file `file`, for memory `ram`.
+    /// Opens a back end on file `file`, for memory `ram`.
     pub fn open(&self, file: usize, ram: &GuestRam) -> Box<dyn BlockIo> {
         let mut state = self.state();
         state.ios += 1;
@@ -134,29 +134,29 @@ impl Media {
         self.0.lock().expect("no back end has failed")
     }
 
-    /// Whether nothing reaches the media any more.
+    /// Returns whether the crash has come, after which nothing reaches the media.
     pub fn has_crashed(&self) -> bool {
         self.state().crash.is_some()
     }
 
-    /// What is durable of a file now.
+    /// Returns the durable content of a file at present.
     pub fn durable(&self, file: usize) -> Vec<u8> {
         self.state().files[file].durable.clone()
     }
 
-    /// What is in its cache.
+    /// Returns the content of a file's cache.
     pub fn cached(&self, file: usize) -> Vec<u8> {
         self.state().files[file].cache.clone()
     }
 
-    /// What the crash has left, if there was one.
+    /// Takes the contents after the crash, if there was one.
     pub fn take_left(&self) -> Option<Vec<Left>> {
         self.state().crash.take()
     }
 }
 
 impl State {
-    /// What a write that is under way brings: where, and what.
+    /// Returns the offset and data of a write that is under way.
     fn data(one: &Pending, ram: &GuestRam) -> (u64, Vec<u8>) {
         match one.op {
             Op::Write { offset, .. } => {
@@ -202,7 +202,7 @@ impl State {
         }
     }
 
-    /// Nothing ends and nothing is written from now on.
+    /// Stops everything: nothing ends and nothing is written from now on.
     fn crash(&mut self, ram: &GuestRam) {
         let mut left: Vec<Left> = Vec::new();
         for file in &self.files {
@@ -233,7 +233,7 @@ impl State {
             }
         }
         self.crash = Some(left);
-        // A test that has ended does not care.
+        // A test that has ended has dropped its receiver.
         let _ = self.tell.send(());
     }
 }

@@ -1,16 +1,18 @@
-//! What an image may hold after a crash: known from what a guest asked of its disks, and was told.
+//! Contents that an image may have after a crash: derived from the guest's requests and their
+//! answers.
 
 use std::collections::HashMap;
 use std::fmt::Write;
 
-/// Bytes that a disk writes wholly or not at all.
+/// Bytes that a disk writes atomically.
 pub const SECTOR: usize = 512;
 
-/// What a sector holds: this number in each of its words. No two sectors that are written have the
-/// same, but 0 is zeroes.
+/// Content of a sector: this number in each of its words. No two sectors that are written have the
+/// same, except that 0 is zeroes.
 pub type Id = u64;
 
-/// What a guest does with its disks, in its order: begun before it is asked, done after the answer.
+/// Event of a guest's request, in the guest's order: a beginning is recorded before the request, an
+/// end after the answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// These contents are about to be written from sector `first` on.
@@ -20,16 +22,16 @@ pub enum Event {
         first: u64,
         ids: Vec<Id>,
     },
-    /// They have been.
+    /// The write has been answered.
     Written { number: u64, is_durable: bool },
-    /// A flush is about to be asked for.
+    /// A flush is about to be requested.
     Flush { number: u64, disk: usize },
-    /// It has been done.
+    /// The flush has been answered.
     Flushed { number: u64 },
 }
 
 impl Event {
-    /// As a line of a log.
+    /// Returns it as a line of a log.
     pub fn line(&self) -> String {
         let mut line = match self {
             Self::Write {
@@ -53,7 +55,7 @@ impl Event {
         line
     }
 
-    /// From such a line.
+    /// Parses such a line.
     pub fn parse(line: &str) -> Option<Self> {
         let (what, numbers) = line.trim_end().split_once(' ')?;
         let numbers: Result<Vec<u64>, _> = numbers.split(' ').map(str::parse).collect();
@@ -79,16 +81,16 @@ impl Event {
     }
 }
 
-/// A content that a sector may have.
+/// Possible content of a sector.
 #[derive(Clone, Copy, Debug)]
 struct Legal {
     id: Id,
-    /// The write that made it, and when it was answered.
+    /// Write that made it, and time of the answer.
     write: u64,
     done: Option<u64>,
 }
 
-/// A write that has been begun.
+/// Write that has begun.
 #[derive(Clone, Copy, Debug)]
 struct Begun {
     disk: usize,
@@ -96,19 +98,20 @@ struct Begun {
     sectors: u64,
 }
 
-/// Of each sector, the content of the last write that a flush (or the write itself) made durable,
-/// and those written since. Writes to one sector follow each other: who asks waits for the answer.
+/// Possible contents of the disks' sectors: for each, the content of the last write that a flush
+/// (or the write itself) made durable, and those written since. Writes to one sector follow each
+/// other: the requester waits for the answer.
 pub struct Oracle {
     disks: Vec<Vec<Vec<Legal>>>,
     writes: HashMap<u64, Begun>,
-    /// When flushes were asked for, and of which disk.
+    /// Time of each flush's request, and its disk.
     flushes: HashMap<u64, (u64, usize)>,
-    /// Events so far.
+    /// Number of events so far.
     now: u64,
 }
 
 impl Oracle {
-    /// Of so many disks of zeroes.
+    /// Creates an oracle of `disks` disks of zeroes.
     pub fn new(disks: usize, sectors: u64) -> Self {
         let zeroes = Legal {
             id: 0,
@@ -123,7 +126,7 @@ impl Oracle {
         }
     }
 
-    /// The next event.
+    /// Records the next event.
     pub fn record(&mut self, event: &Event) {
         self.now += 1;
         match *event {
@@ -179,7 +182,7 @@ impl Oracle {
         self.disks[of.disk][sectors].iter_mut()
     }
 
-    /// Whether a disk may hold this.
+    /// Checks that a disk may have this content.
     pub fn check(&self, disk: usize, image: &[u8]) -> Result<(), String> {
         let sectors = image.chunks(SECTOR).zip(&self.disks[disk]);
         for (number, (bytes, legal)) in sectors.enumerate() {
@@ -216,7 +219,7 @@ mod tests {
         Event::Written { number, is_durable }
     }
 
-    /// Which of 0, 7, 8, 9 the first sector may hold.
+    /// Returns which of 0, 7, 8, 9 the first sector may have.
     fn legal(oracle: &Oracle) -> Vec<Id> {
         let may = |id: &Id| {
             let image: Vec<u8> = std::iter::repeat_n(id.to_le_bytes(), SECTOR / 8)
@@ -234,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_not_been_flushed_may_be_there_or_not() {
+    fn unflushed_writes_may_be_found_or_not() {
         assert_eq!(after(&[write(1, 0, &[7])]), [0, 7]);
         assert_eq!(after(&[write(1, 0, &[7]), written(1, false)]), [0, 7]);
         let two = [write(1, 0, &[7]), written(1, false), write(2, 0, &[8])];

@@ -1,5 +1,5 @@
-//! A process that runs the guest over files, and is killed at its k-th write. What it had asked for
-//! and been told stands in a log.
+//! A process that runs the guest over files, and is killed at its k-th write. Its requests and
+//! their answers are in a log.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -18,10 +18,11 @@ use vio::pass_down;
 
 use super::*;
 
-/// Tells a process that it is the one: where its files are, and at which write it is killed.
+/// Variables for the child process: the directory of its files, and the write at which it is
+/// killed.
 const DIR: &str = "SWAP_CRASH_DIR";
 const STOP_AT: &str = "SWAP_CRASH_AT";
-/// What it says where it cannot be.
+/// Prefix of its output where the test cannot run.
 const SKIPPED: &str = "skipped: ";
 const LOG: &str = "log";
 const SEED: u64 = 9;
@@ -37,13 +38,13 @@ struct Killer {
 }
 
 impl Killer {
-    /// A request has gone down.
+    /// Counts a request that has been submitted.
     fn count(&mut self, op: Op) {
-        // Relaxed: nothing but the number matters.
+        // Relaxed: only the number matters.
         if !matches!(op, Op::Read { .. } | Op::Flush)
             && self.left.fetch_sub(1, Ordering::Relaxed) == 1
         {
-            // The kernel has it, and may have done it.
+            // The kernel has the request, and may have executed it.
             self.below.flush();
             kill_process(getpid(), Signal::KILL).expect("one's own process");
         }
@@ -140,7 +141,8 @@ fn run_until_killed(dir: &Path, stop_at: u64) -> Made<()> {
     Ok(())
 }
 
-/// Not a test by itself: what [`a_killed_process_leaves_what_a_power_failure_may_leave`] starts.
+/// Not a test by itself: the child process of
+/// [`a_killed_process_leaves_what_a_power_failure_may_leave`].
 #[test]
 fn the_process_that_is_killed() {
     let (Some(dir), Ok(stop_at)) = (std::env::var_os(DIR), std::env::var(STOP_AT)) else {
@@ -186,11 +188,11 @@ fn a_killed_process_leaves_what_a_power_failure_may_leave() {
     assert!(killed >= 8, "{killed} were killed");
 }
 
-/// Compares the images with the log, of so many events.
+/// Compares the images with the log; returns the number of its events.
 fn check(dir: &Path, stop_at: u64) -> usize {
     let mut oracle = new_oracle();
     let log = std::fs::read_to_string(dir.join(LOG)).expect("a log");
-    // A line without its end was being written.
+    // The last line may be incomplete.
     let whole = log.rfind('\n').map_or("", |end| &log[..end]);
     for line in whole.lines() {
         oracle.record(&Event::parse(line).expect("an event"));

@@ -1,5 +1,5 @@
-//! A machine without a hypervisor: memory that threads of the test reach through a guest's mapping,
-//! an owner with disks, a pager, a store.
+//! A machine without a hypervisor: memory that threads of the test access through a guest's
+//! mapping, an owner with disks, a pager, a store.
 #![allow(dead_code, reason = "each test uses a part of it")]
 
 use std::collections::HashMap;
@@ -35,7 +35,7 @@ use vio::blk::{BlockIo, Completion, Op, Outcome, Piece, RawDisk, RawDiskOptions}
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Policy of a control: what a vCPU is about to overwrite is read all the same.
+/// Policy of a control: a page that a vCPU is about to overwrite is read all the same.
 #[derive(Debug)]
 struct ReadsWhatVcpusOverwrite;
 
@@ -45,28 +45,28 @@ impl IoPolicy for ReadsWhatVcpusOverwrite {
     }
 }
 
-/// How large it is, in pages.
+/// Sizes of a machine, in pages.
 pub struct Shape {
-    /// Of memory.
+    /// Pages of memory.
     pub pages: u32,
-    /// That may be in memory.
+    /// Pages that may be in memory.
     pub limit: usize,
 }
 
 /// A request of a guest.
 pub struct Transfer {
-    /// Which disk's.
+    /// Number of the disk.
     pub disk: usize,
-    /// What it asks.
+    /// Operation.
     pub op: Op,
-    /// From or to where, if it moves anything.
+    /// Address of its data, if it moves any.
     pub gpa: Option<Gpa>,
-    /// Told whether it was done.
+    /// Receives whether it succeeded.
     pub done: Sender<bool>,
 }
 
 impl Transfer {
-    /// Its memory.
+    /// Returns its memory.
     fn range(&self) -> Option<(Gpa, u64)> {
         match self.op {
             Op::Read { len, .. } | Op::Write { len, .. } => Some((self.gpa?, len.into())),
@@ -75,7 +75,7 @@ impl Transfer {
     }
 }
 
-/// A disk, twice.
+/// A disk, opened twice.
 pub struct Disk {
     /// For the guest's requests.
     pub below: Box<dyn BlockIo>,
@@ -83,30 +83,30 @@ pub struct Disk {
     pub image: Box<dyn BlockIo>,
 }
 
-/// What is not memory.
+/// Store and disks of a machine.
 pub struct Files {
-    /// Where pages go.
+    /// Store of the pager.
     pub store: Box<dyn BlockIo>,
-    /// How many it holds.
+    /// Number of slots of the store.
     pub slots: usize,
-    /// Slots that are free again are trimmed.
+    /// Free slots are trimmed.
     pub trims: bool,
-    /// By their numbers.
+    /// Disks by their numbers.
     pub disks: Vec<Disk>,
 }
 
-/// Or why a test cannot be.
+/// Result of a setup, or the reason why a test cannot run.
 pub type Made<T> = Result<T, Box<dyn Error>>;
 
-/// What the owner is told.
+/// Message to the owner.
 pub enum Request {
-    /// A guest's.
+    /// A guest's request of a disk.
     Transfer(Transfer),
-    /// A guest that does without a page, and is told when it may use it again.
+    /// A page that the guest discards; the sender is notified when the guest may use it again.
     GiveUp(Page, Sender<()>),
-    /// The pager's.
+    /// Pages that the pager asks for.
     Evict(Box<Pages>),
-    /// The pager's.
+    /// A ticket of the pager's that is done.
     TicketDone(Ticket),
 }
 
@@ -115,16 +115,16 @@ struct Owner {
     ram: SwappedRam,
     disks: Vec<MappedDisk>,
     balloon: SwappedBalloon,
-    /// Pages that are being given up.
+    /// Pages whose discard has not been answered.
     given: HashMap<Ticket, (Page, Sender<()>)>,
-    /// What has not been begun, since its page was absent when it was last tried.
+    /// Requests that have not begun, since a page was absent when they were last tried.
     parked: HashMap<Ticket, Transfer>,
-    /// By disks and slots.
+    /// Requests under way, by disk and slot.
     begun: HashMap<(usize, u32), Transfer>,
     done: Vec<Completion>,
 }
 
-/// Requests of a disk under way at a time.
+/// Most requests of a disk under way.
 const SLOTS: u32 = 64;
 
 impl Owner {
@@ -146,7 +146,7 @@ impl Owner {
         }
         let (disk, op) = (transfer.disk, transfer.op);
         if let Some(outcome) = self.disks[disk].run_now(op, &pieces) {
-            // If the guest has failed meanwhile no thread listens.
+            // If the guest has failed meanwhile the receiver is gone.
             let _ = transfer.done.send(outcome == Outcome::Done);
             return;
         }
@@ -163,7 +163,7 @@ impl Owner {
         }];
         match self.balloon.inflated(&pages) {
             Ok(()) => {
-                // If the guest has failed meanwhile no thread listens.
+                // If the guest has failed meanwhile the receiver is gone.
                 let _ = done.send(());
             }
             Err(ticket) => drop(self.given.insert(ticket, (page, done))),
@@ -204,7 +204,7 @@ impl Poller for Owner {
             Request::Transfer(transfer) => self.begin(transfer),
             Request::Evict(pages) => self.evict(&pages),
             Request::GiveUp(page, done) if self.given.is_empty() => self.give_up(page, done),
-            // A driver has one at a time in a queue.
+            // A driver has one discard at a time in a queue.
             Request::GiveUp(_, done) => drop(done.send(())),
             Request::TicketDone(ticket) => {
                 if let Some((page, done)) = self.given.remove(&ticket) {
@@ -235,8 +235,8 @@ impl Poller for Owner {
     }
 }
 
-/// Of a Linux kernel in 64-bit mode with 4-level paging, at an instruction; where that is and what
-/// it does is the test's.
+/// Registers of a vCPU in a Linux kernel in 64-bit mode with 4-level paging, at an instruction; the
+/// test sets its address and operands.
 pub const IN_KERNEL: Registers = Registers {
     rip: 0,
     rax: 0,
@@ -256,34 +256,35 @@ pub const IN_KERNEL: Registers = Registers {
     is_at_instruction: true,
 };
 
-/// What stands for a vCPU.
+/// Simulated vCPU.
 pub struct Vcpu {
-    /// What it is about to overwrite is read all the same.
+    /// A page that it is about to overwrite is read all the same.
     pub is_only_counted: bool,
-    /// How it says where it is.
+    /// Way in which it reports its registers.
     pub stops: Stops,
 }
 
-/// How a vCPU says where it is, when it is to stop.
+/// Way in which a vCPU reports its registers, when it is to stop.
 pub enum Stops {
-    /// It is always here, and says so at once; where each answer comes.
+    /// It has always these registers, and reports them at once; the answers are sent to the test.
     AtOnce(Registers, Sender<Answer>),
-    /// The test is told, and says it when it likes ([`Message::Stopped`]).
+    /// The test is notified, and reports the registers at a time of its choice
+    /// ([`Message::Stopped`]).
     ByTest(Sender<()>),
 }
 
-/// Where a page is, as the kernel has it.
+/// Location of a page, as the kernel reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Whereabouts {
-    /// The guest reaches it.
+    /// Mapped for the guest.
     Mapped,
-    /// In memory, and not mapped: soft, or on its way in or out.
+    /// In memory, and not mapped: unmapped but resident, or on its way in or out.
     Unmapped,
     /// Not in memory.
     Absent,
 }
 
-/// The owner as the pager reaches it, and what it hears.
+/// The pager's view of the machine, and the receivers of its reports.
 struct Door {
     owner: Handle<Request>,
     troubles: Arc<Mutex<Sender<Option<Trouble>>>>,
@@ -294,7 +295,7 @@ struct Door {
 impl Door {
     fn tell(&self, trouble: Option<Trouble>) {
         let troubles = self.troubles.lock().unwrap_or_else(PoisonError::into_inner);
-        // A test that does not care.
+        // The test may not receive it.
         let _ = troubles.send(trouble);
     }
 }
@@ -317,7 +318,7 @@ impl pager::Machine for Door {
         let (Some(vcpu), Some(pager)) = (&self.vcpu, self.pager.get()) else {
             return;
         };
-        // A test that does not care has gone.
+        // The test may have dropped its receiver.
         match &vcpu.stops {
             Stops::AtOnce(registers, stops) => {
                 let (stopped, answer) = Stopped::new(*registers);
@@ -341,7 +342,7 @@ impl pager::Machine for Door {
     }
 }
 
-/// All of it.
+/// A machine: owner, pager and memory.
 pub struct Machine {
     ram: GuestRam,
     mapping: Arc<SlotMapping>,
@@ -352,12 +353,12 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Starts over what is made for this memory.
+    /// Starts a machine with the files that are made for its memory.
     pub fn over(shape: &Shape, files: impl FnOnce(&GuestRam) -> Made<Files>) -> Made<Self> {
         Self::with_vcpu(shape, files, None)
     }
 
-    /// The same, with a vCPU that a Preventer looks at.
+    /// Starts a machine with a vCPU for a Preventer.
     pub fn with_vcpu(
         shape: &Shape,
         files: impl FnOnce(&GuestRam) -> Made<Files>,
@@ -385,7 +386,7 @@ impl Machine {
             begun: HashMap::new(),
             done: Vec::new(),
         };
-        // As a machine has it unless it is told otherwise.
+        // A machine's default policy.
         let spawn = |name: &str| {
             let core = SidecoreBuilder::new(name).idle(IdlePolicy::adaptive());
             core.shares_cpu(true)
@@ -418,7 +419,7 @@ impl Machine {
             pager.set_policy(Box::new(ReadsWhatVcpusOverwrite));
         }
         let pager = spawn("pager").spawn(vec![pager])?;
-        // Once, as this is.
+        // Set once: this runs once.
         let _ = own_handle.set(pager.handle(0));
         Pager::connect(&ram, pager.handle(0));
         Ok(Self {
@@ -431,22 +432,22 @@ impl Machine {
         })
     }
 
-    /// What the guest has mapped.
+    /// Returns the guest's mapping.
     pub fn mapping(&self) -> &Arc<SlotMapping> {
         &self.mapping
     }
 
-    /// What runs the pager.
+    /// Returns the sidecore of the pager.
     pub fn pager(&self) -> &Sidecore<Pager> {
         &self.pager
     }
 
-    /// Where the guest's requests go.
+    /// Returns a handle for the guest's requests.
     pub fn requests(&self) -> Handle<Request> {
         self.owner.handle(0)
     }
 
-    /// Waits until the guest is paused, and why; or goes on.
+    /// Waits until the guest is paused, and returns the reason; or until it is resumed: `None`.
     pub fn wait_for_trouble(&self) -> Option<Trouble> {
         let troubles = self.troubles.lock().unwrap_or_else(PoisonError::into_inner);
         troubles.recv_timeout(PATIENCE).expect("it is told")
@@ -469,7 +470,7 @@ impl Machine {
         unsafe { AtomicU64::from_ptr(std::ptr::with_exposed_provenance_mut(at)) }
     }
 
-    /// Where a page is.
+    /// Returns the location of a page.
     pub fn whereabouts(&self, page: usize) -> Whereabouts {
         let (hva, offset) = (self.mapping.hva().raw(), page as u64 * PAGE_SIZE);
         // 8 bytes for each page of the process, of which the highest bit says that it is mapped.
@@ -485,8 +486,8 @@ impl Machine {
         }
     }
 
-    /// Has the first disk do this, from or to memory from this page on, and waits: whether it was
-    /// done.
+    /// Makes a request of the first disk, from or to memory from this page on, and waits; returns
+    /// whether it succeeded.
     pub fn request(&self, op: Op, page: usize) -> bool {
         let (done, wait) = channel();
         let gpa = Some(Gpa::new(page as u64 * PAGE_SIZE));
@@ -502,18 +503,19 @@ impl Machine {
         wait.recv_timeout(PATIENCE).expect("the request ends")
     }
 
-    /// Has the guest do without a page; told when it may use it again, if it was asked in time.
+    /// Discards a page for the guest; `done` is notified when the guest may use it again. It is
+    /// notified at once if another discard is pending.
     pub fn give_up(&self, page: Page, done: Sender<()>) {
         let sent = self.owner.handle(0).send(Request::GiveUp(page, done));
         assert!(sent.is_ok(), "the owner lives");
     }
 
-    /// Tells the pager.
+    /// Sends a message to the pager.
     pub fn tell(&self, message: Message) {
         assert!(self.pager.handle(0).send(message).is_ok(), "it lives");
     }
 
-    /// Has every page leave memory, where so many may be from then on.
+    /// Makes every page leave memory; then sets the limit to `limit`.
     pub fn empty(&self, limit: usize) {
         self.tell(Message::SetLimit(0));
         let deadline = Instant::now() + PATIENCE;
@@ -524,7 +526,7 @@ impl Machine {
         self.tell(Message::SetLimit(limit));
     }
 
-    /// How things stand.
+    /// Returns the pager's state.
     pub fn report(&self) -> Report {
         self.pager
             .handle(0)
@@ -532,33 +534,33 @@ impl Machine {
             .expect("it lives")
     }
 
-    /// Ends both, when nothing is under way any more; how things stood.
+    /// Stops owner and pager when nothing is under way any more; returns the pager's state.
     pub fn stop(self) -> Report {
         let Self { owner, pager, .. } = self;
         drop(owner.stop());
         let (tell, ended) = channel();
         let sent = pager.handle(0).send(Message::End(tell));
         assert!(sent.is_ok(), "it lives");
-        // Else files are closed on this thread, which cannot see requests of another's end and
-        // waits two seconds for them.
+        // Otherwise files are closed on this thread, which does not see the end of another thread's
+        // requests and waits two seconds for them.
         let outcome = ended.recv_timeout(PATIENCE);
         outcome.expect("all that is under way ends");
         pager.stop()[0].report()
     }
 
-    /// The same, of which nothing that is under way will end.
+    /// Stops owner and pager while requests are under way that will not end.
     pub fn cut_off(self) -> Report {
         drop(self.owner.stop());
         self.pager.stop()[0].report()
     }
 }
 
-/// A store in a file that has no name.
+/// Creates a store in a file without a name.
 pub fn store(slots: u32) -> Made<Box<dyn BlockIo>> {
     Ok(store_that_grows(slots)?.0)
 }
 
-/// The same, what makes it larger, and its file, to look at.
+/// Creates a store, a handle that enlarges it, and its file, for checks.
 pub fn store_that_grows(slots: u32) -> Made<(Box<dyn BlockIo>, Growth, File)> {
     let dir = tempfile::tempdir()?;
     let store = Store::open(&dir.path().join("swap"), u64::from(slots) * PAGE_SIZE)?;
@@ -568,12 +570,12 @@ pub fn store_that_grows(slots: u32) -> Made<(Box<dyn BlockIo>, Growth, File)> {
     Ok((Box::new(store), growth, file))
 }
 
-/// A disk with this image.
+/// Creates a disk with this image.
 pub fn disk(image: &File) -> Made<Disk> {
     disk_with(image, RawDiskOptions::default())
 }
 
-/// The same, that refuses to be written.
+/// Creates a disk that refuses writes.
 pub fn read_only_disk(image: &File) -> Made<Disk> {
     let options = RawDiskOptions {
         read_only: true,
@@ -592,7 +594,7 @@ fn disk_with(image: &File, options: RawDiskOptions) -> Made<Disk> {
     })
 }
 
-/// How a store is reached.
+/// Returns the options for the store's file.
 fn past_the_cache() -> RawDiskOptions {
     RawDiskOptions {
         o_direct: true,

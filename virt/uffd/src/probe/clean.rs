@@ -1,9 +1,9 @@
-//! Clean evidence: `PAGEMAP_SCAN` lists a page as one that nobody has stored to
+//! Clean evidence: `PAGEMAP_SCAN` lists a page that has not been stored to
 //! ([`Query::CLEAN`](crate::scan::Query::CLEAN)).
 //!
-//! It is to be positive evidence. A page that was stored to, or about which nothing is known, must
-//! not be listed, mapped or not: a pager would drop it. One that was mapped protected and never
-//! stored to is, mapped or not: else a pager writes out what need not be written.
+//! The evidence must be positive. A page that was stored to, or about which nothing is known, must
+//! not be listed, mapped or not: a pager would drop it. A page that was mapped protected and never
+//! stored to must be listed, mapped or not: otherwise a pager writes it out needlessly.
 
 use std::io;
 
@@ -12,32 +12,32 @@ use crate::Protection;
 
 /// Pages of a memory file, and a mapping of them. None is in the file at first.
 pub(super) trait Pages {
-    /// Puts this into the file.
+    /// Writes `value` to the page in the file.
     fn fill(&self, page: u64, value: u64) -> io::Result<()>;
-    /// What the file has.
+    /// Returns the page's value in the file.
     fn value(&self, page: u64) -> io::Result<u64>;
     /// Stores to the mapping. Fails where a guest would wait.
     fn store(&self, page: u64, value: u64) -> io::Result<()>;
-    /// Maps what the file has.
+    /// Maps the page that the file has.
     fn map(&self, page: u64, protection: Protection) -> io::Result<()>;
-    /// Gives an absent page zeroes and maps it writable; whether it was absent.
+    /// Fills an absent page with zeroes and maps it writable; returns whether it was absent.
     fn zero(&self, page: u64) -> io::Result<bool>;
     /// Protects a mapped page.
     fn protect(&self, page: u64) -> io::Result<()>;
-    /// Takes the mapping away.
+    /// Unmaps the page.
     fn unmap(&self, page: u64) -> io::Result<()>;
-    /// Takes the page out of the file.
+    /// Removes the page from the file.
     fn punch(&self, page: u64) -> io::Result<()>;
-    /// Whether it is listed.
+    /// Returns whether it is listed.
     fn is_protected(&self, page: u64) -> io::Result<bool>;
-    /// Whether an access waits for an answer.
+    /// Returns whether an access waits for an answer.
     fn has_fault(&self) -> io::Result<bool>;
 }
 
-/// Goes through what happens to a page while it is paged.
+/// Goes through the states of a page that is paged.
 ///
 /// # Errors
-/// The first thing that is not as it is to be.
+/// The first result that is wrong.
 pub(super) fn check(pages: &impl Pages) -> Result<(), String> {
     const PAGE: u64 = Trial::FIRST;
     let listed = |expected: bool, otherwise: &str| match pages.is_protected(PAGE) {

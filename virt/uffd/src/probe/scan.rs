@@ -1,7 +1,7 @@
-//! What `PAGEMAP_SCAN` says of stores, asked as its manual has it: for pages that were stored to.
+//! Answer of `PAGEMAP_SCAN` on stores, asked as in its manual: for pages that were stored to.
 //!
-//! Some kernels are silent about those that are not mapped any more ([`scan`]). This crate does not
-//! ask so; what is found here is for people.
+//! Some kernels leave out those that are not mapped any more ([`scan`]). This crate does not ask in
+//! this way; the result is for information only.
 
 use std::fs::File;
 use std::io;
@@ -13,12 +13,12 @@ use super::clean::Pages;
 use crate::Protection;
 use crate::scan::{self, PRESENT, Query, WRITTEN};
 
-/// What the request says of a page that was stored to and then unmapped.
+/// Answer of the request for a page that was stored to and then unmapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PagemapScan {
-    /// That it was stored to.
+    /// It was stored to.
     Truthful,
-    /// That it was not.
+    /// It was not stored to, which is wrong.
     MissesUnmapped,
 }
 
@@ -35,9 +35,9 @@ pub(super) fn ask(trial: &Trial) -> io::Result<PagemapScan> {
     })
 }
 
-/// Whether the page is in the list of those that were stored to. `PRESENT` is asked for beside it:
-/// a list of nothing but what was written is made by another function of the kernel, which was
-/// always right.
+/// Returns whether the page is in the list of those that were stored to. The query asks for
+/// `PRESENT` as well: a list of written pages alone is made by another function of the kernel,
+/// which was always right.
 fn is_written(pagemap: &File, page: Hva) -> io::Result<bool> {
     let query = Query {
         inverted: 0,
@@ -57,8 +57,8 @@ mod tests {
     use super::*;
     use crate::{Features, Source, Stores, Uffd};
 
-    /// So that the other answers mean something: a page that was stored to and is mapped is in the
-    /// list, one that was not is not.
+    /// Control for the other results: a page that was stored to and is mapped is in the list, one
+    /// that was not is not.
     #[test]
     fn mapped_pages_are_told_apart() {
         if Uffd::open(Source::User, Features::WRITE_PROTECT_ASYNC).is_err() {

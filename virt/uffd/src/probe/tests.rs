@@ -1,7 +1,7 @@
 use super::clean::Pages;
 use super::*;
 
-/// Facts of a kernel that has everything.
+/// Returns the facts of a kernel that has everything.
 fn complete() -> Facts {
     Facts {
         kernel_faults: Ok(()),
@@ -14,7 +14,7 @@ fn complete() -> Facts {
 }
 
 #[test]
-fn what_is_lacking_is_listed_in_order_and_what_was_not_looked_at_is_not() {
+fn lacking_features_are_listed_in_order_and_untested_ones_are_not() {
     assert_eq!(complete().lacks().count(), 0);
     let of = |what: &str| lack(what, "");
     let facts = Facts {
@@ -37,7 +37,7 @@ fn what_is_lacking_is_listed_in_order_and_what_was_not_looked_at_is_not() {
     assert_eq!(none.lacks().count(), 0);
 }
 
-/// Every kernel has an answer, and what could not be looked at has a reason.
+/// Every kernel has an answer, and a test that could not be made has a reason.
 #[test]
 fn this_kernel_has_it_all_or_says_what_it_lacks() {
     let facts = Facts::probe();
@@ -66,7 +66,7 @@ fn a_feature_that_no_kernel_has_is_named_with_the_kernel_that_has_it() {
     );
 }
 
-/// The probe is part of starting a guest: it must not wait for an answer that nobody gives.
+/// The probe is part of starting a guest: it must not wait for an answer that never comes.
 #[test]
 fn a_store_where_a_guest_would_wait_fails() {
     let trial = match Trial::new(Stores::Unseen) {

@@ -15,7 +15,7 @@ const WAKE: u64 = 30_000;
 const PARK: u64 = 10_000;
 const SECOND: u64 = 1_000_000_000;
 
-/// What a run has cost, in ns.
+/// Costs of a run, in ns.
 #[derive(Clone, Copy, Debug)]
 struct Outcome {
     /// Per request.
@@ -33,7 +33,7 @@ impl Outcome {
     }
 }
 
-/// A core under a policy, and what it has cost so far.
+/// A core under a policy, and its costs so far.
 struct Core {
     state: IdleState,
     wake: u64,
@@ -43,7 +43,7 @@ struct Core {
 }
 
 impl Core {
-    /// A wake takes `wake` ns, of which the policy may believe something else.
+    /// Creates a core on which a wake takes `wake` ns, while the policy assumes `believed` ns.
     fn new(policy: IdlePolicy, wake: u64, believed: u64) -> Self {
         let mut state = IdleState::new(policy, Nanos(0));
         state.calibrated(believed, PARK);
@@ -56,7 +56,7 @@ impl Core {
         }
     }
 
-    /// Serves what arrives at `arrival`; the moment of the answer.
+    /// Serves the request that arrives at `arrival`; returns the time of the answer.
     fn serve(&mut self, arrival: u64) -> u64 {
         if arrival > self.now {
             match falls_asleep(&mut self.state, self.now, arrival) {
@@ -96,8 +96,8 @@ impl Core {
     }
 }
 
-/// The moment of the sleep, if it comes before `next`. Looks more and more seldom: limits are far
-/// apart.
+/// Returns the time of the sleep, if it comes before `next`. The state is polled at growing
+/// intervals, since limits are far apart.
 fn falls_asleep(state: &mut IdleState, idle_since: u64, next: u64) -> Option<u64> {
     let mut now = idle_since;
     while now < next {
@@ -118,7 +118,7 @@ fn simulate(policy: IdlePolicy, arrivals: &[u64]) -> Outcome {
     core.outcome()
 }
 
-/// Requests at `rate` per second in `from..to`, at random or evenly spaced.
+/// Returns requests at `rate` per second in `from..to`, at random or evenly spaced.
 fn at_rate(rate: f64, from: u64, to: u64, is_random: bool, random: &mut Random) -> Vec<u64> {
     let mut arrivals = Vec::new();
     let mut now = from as f64;
@@ -212,7 +212,7 @@ fn a_step_from_10_to_100_k_requests_a_second_is_followed_within_milliseconds() {
         let total = after.latency * arrivals.len() as f64 - before.latency * requests;
         let mean = total / late.len() as f64;
         println!("price {price}: {mean:.0} ns after 3 ms");
-        // One that still slept would have more than 10 µs; one that spins, 1.05.
+        // With a sleep the mean would be more than 10 µs; with spinning it is 1.05.
         assert!(mean < 4_000.0 || price < 1.0, "price {price}: {mean} ns");
     }
 }
@@ -247,7 +247,7 @@ fn the_allowance_is_not_spent_where_a_request_comes_once_a_millisecond_or_never(
     }
 }
 
-/// Answers that a guest waits for: it asks again 15 µs after each.
+/// Simulates a guest that waits for each answer, and sends its next request 15 µs later.
 fn closed_loop(policy: IdlePolicy, wake: u64, believed: u64) -> Outcome {
     let mut core = Core::new(policy, wake, believed);
     let mut arrival = 0;
@@ -271,13 +271,13 @@ fn a_guest_that_waits_for_each_answer_is_spun_for_though_a_wake_takes_longer_tha
         println!("wake {wake}, believed {believed}: {outcome:?}");
         assert!(outcome.latency < 1_500.0, "{wake}, {believed}: {outcome:?}");
     }
-    // With one price the wakes that it has caused are gaps to it, and justify the next.
+    // With one price the wakes that it has caused count as idle periods, and justify the next.
     let outcome = closed_loop(IdlePolicy::priced(1.0), 60_000, 20_000);
     assert!(outcome.latency > 20_000.0, "{outcome:?}");
 }
 
-/// The time that 32 requests at once take, again and again, each lot `think` ns after the answer to
-/// the last, by the time with a core that polls.
+/// Returns the time of batches of 32 requests, each sent `think` ns after the answer to the last
+/// batch, relative to the time with a core that polls.
 fn loss_of_batches(think: u64) -> f64 {
     let time = |policy| {
         let mut core = Core::new(policy, WAKE, WAKE);

@@ -41,8 +41,8 @@ struct Notifiers {
 struct Rung {
     /// One counter per eventfd; slot 0 is the mailbox's.
     slots: [u32; 4],
-    /// Drivers and senders not done yet. Not part of the protocol: it tells a lost wake-up from
-    /// one still to come.
+    /// Number of drivers and senders that have not ended. Not part of the protocol: it
+    /// distinguishes a lost wake-up from one still to come.
     at_work: usize,
 }
 
@@ -102,10 +102,10 @@ impl Waiter for NotifierWaiter {
     }
 }
 
-/// How a queue says that it wants to be told.
+/// Way in which a queue requests notification.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Style {
-    /// avail_event: tell me when the index passes this one. Left behind while polling.
+    /// avail_event: notify when the index passes this one. Left behind while polling.
     EventIdx,
     /// NO_NOTIFY in the used ring's flags: set while polling.
     Flag,
@@ -123,7 +123,7 @@ struct Words {
 /// avail_event after many entries have gone by: no index of the model.
 const BEHIND: u32 = 1000;
 
-/// The driver: publishes items `0..count`.
+/// Runs the driver: publishes items `0..count`.
 fn drive(style: Style, words: &Words, notifier: &SlotNotifier, count: u32, has_barrier: bool) {
     for index in 0..count {
         words.avail.store(index + 1, Ordering::Release);
@@ -148,16 +148,16 @@ struct Queue {
     words: Arc<Words>,
     notifier: SlotNotifier,
     last_avail: u32,
-    /// Arming fails that often.
+    /// Number of times that arming fails.
     failures: u32,
     has_blind_probe: bool,
 }
 
-/// The available index, and what of it has been seen.
+/// Available index, and the part of it that has been seen.
 struct Avail {
     words: Arc<Words>,
     seen: u32,
-    /// Leaves it all to the descriptor.
+    /// Has no probe: relies on the descriptors only.
     is_blind: bool,
 }
 
@@ -221,14 +221,14 @@ impl Poller for Queue {
     }
 }
 
-/// What happens in one world.
+/// Parameters of one explored model.
 #[derive(Clone, Copy, Debug)]
 struct World {
-    /// The queues and how many items their drivers publish.
+    /// The queues and the number of items that their drivers publish.
     queues: &'static [(Style, u32)],
-    /// How many senders send one message each.
+    /// Number of senders, which send one message each.
     senders: u32,
-    /// Arming the last poller fails that often.
+    /// Number of times that arming the last poller fails.
     failures: u32,
     /// Probes that never fire.
     has_blind_probes: bool,
@@ -248,7 +248,7 @@ const WORLD: World = World {
 };
 
 impl World {
-    /// Explores it.
+    /// Explores the model.
     fn explore(self) {
         let mut builder = Builder::new();
         // `SIDECORE_PREEMPTIONS` for longer searches.
@@ -312,7 +312,7 @@ impl World {
             .for_each(|thread| thread.join().unwrap());
     }
 
-    /// The sidecore: sweeps and parks until it has seen everything.
+    /// Runs the sidecore: sweeps and parks until it has seen everything.
     fn serve(
         self,
         pollers: &mut Pollers<Queue>,
@@ -386,7 +386,7 @@ const BOTH_QUEUES: World = World {
     queues: &[(Style::EventIdx, 1), (Style::Flag, 1)],
     ..WORLD
 };
-/// One goes on while the other stays armed.
+/// One queue is served while the other stays armed.
 const STAYS_ARMED: World = World {
     queues: &[(Style::EventIdx, 2), (Style::Flag, 1)],
     preemptions: 1,
@@ -399,7 +399,7 @@ const FAILS_ONCE: World = World {
     has_blind_probes: true,
     ..WORLD
 };
-/// Only descriptors and the last look tell.
+/// Only descriptors and the re-check find work.
 const BLIND: World = World {
     has_blind_probes: true,
     ..STAYS_ARMED

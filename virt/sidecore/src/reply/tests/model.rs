@@ -1,5 +1,5 @@
-//! Loom's model of asking and answering: whatever the order of parking, answering and dropping, the
-//! asker goes on, with the answer if there was one.
+//! Loom's model of asking and answering: for every order of parking, answering and dropping, the
+//! asker continues, with the answer if there was one.
 
 use loom::thread;
 

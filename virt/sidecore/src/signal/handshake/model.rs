@@ -1,4 +1,4 @@
-//! Loom's model of the handshake: two threads that write, and the watchdog, which wants to sleep.
+//! Loom's model of the handshake: two threads that write, and the watchdog, which tries to sleep.
 
 use loom::{
     sync::{
@@ -10,8 +10,8 @@ use loom::{
 
 use super::*;
 
-/// Each thread begins one write, while the watchdog goes to sleep once and nothing wakes it. A
-/// write that is under way then would not be watched.
+/// Explores a write of each of two threads, while the watchdog goes to sleep once and nothing wakes
+/// it. A write that is under way then would not be watched.
 fn explore(fence_all: fn() -> bool) {
     loom::model(move || {
         let state = Arc::new(State::asleep(Fences::FULL));
@@ -22,7 +22,7 @@ fn explore(fence_all: fn() -> bool) {
             let (state, is_asleep) = (Arc::clone(&state), Arc::clone(&is_asleep));
             thread::spawn(move || {
                 if record.begin(&state) {
-                    // Here is the system call.
+                    // The system call would be here.
                     assert!(!is_asleep.load(SeqCst), "unwatched write");
                 }
                 record.end();

@@ -13,13 +13,13 @@ use super::*;
 /// Longer than anything here takes, however slow the machine.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// An eventfd that waits.
+/// Returns a blocking eventfd.
 fn blocking() -> File {
     // SAFETY: no pointers; a new descriptor, which nothing else owns.
     File::from(unsafe { OwnedFd::from_raw_fd(libc::eventfd(0, libc::EFD_CLOEXEC)) })
 }
 
-/// One that is full, too.
+/// Returns a blocking eventfd that is full.
 fn full() -> File {
     let mut fd = blocking();
     fd.write_all(&(u64::MAX - 1).to_ne_bytes())
@@ -49,8 +49,8 @@ fn in_time<T: Send + 'static>(body: impl FnOnce() -> T + Send + 'static) -> T {
     wait.recv_timeout(PATIENCE).expect("a write is held")
 }
 
-/// A watchdog without a thread, awake, and a thread that it finds held in a write, whose outcome is
-/// sent.
+/// Creates a watchdog without a thread, awake, and a thread that it finds held in a write, whose
+/// outcome is sent.
 fn held() -> (
     Arc<Watchdog>,
     File,
@@ -96,7 +96,7 @@ fn a_late_look_is_not_believed() {
     let (watchdog, mut fd, outcome, thread) = held();
     watchdog.look(true);
     assert!(outcome.recv_timeout(Duration::from_millis(20)).is_err());
-    // Once the peer drains it, nothing has happened.
+    // Once the peer drains it, the write ends normally.
     fd.read_exact(&mut [0; 8]).unwrap();
     assert_eq!(outcome.recv_timeout(PATIENCE), Ok(Written::Done));
     thread.join().unwrap();
@@ -136,8 +136,8 @@ fn a_peer_that_drains_before_the_look_is_found() {
     let (mut peer, ended) = (fd.try_clone().unwrap(), Arc::clone(&is_over));
     let peer = thread::spawn(move || {
         while !ended.load(Relaxed) {
-            // Full again, without waiting itself; then for less than the least time between two
-            // looks.
+            // Filled again, without waiting itself; then for less than the least time between two
+            // checks.
             set_blocking(&peer, false);
             let _ = peer.read(&mut [0; 8]);
             let _ = peer.write(&(u64::MAX - 2).to_ne_bytes());

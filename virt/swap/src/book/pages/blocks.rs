@@ -1,19 +1,19 @@
-//! Which pages stand for a block: chains through the pages' own entries, in buckets by a hash of
-//! the block.
+//! Pages that each block backs: chains through the pages' own entries, in buckets by a hash of the
+//! block.
 
 use super::entry::{Block, Entry, Page, Place};
 
 const END: u32 = u32::MAX;
 
-/// Pages that may stand for one block: more are ordinary ones. A guest may read one block into all
-/// of its memory, and then write it.
+/// Most pages that one block backs; further ones are treated as not backed. A guest may read one
+/// block into all of its memory, and then write it.
 pub const SHARERS: usize = 8;
 
-/// The heads of the chains: 2 bytes a page at most.
+/// Heads of the chains: 2 bytes a page at most.
 #[derive(Debug)]
 pub struct Blocks {
     heads: Box<[u32]>,
-    /// Pages in all chains.
+    /// Number of pages in all chains.
     linked: usize,
 }
 
@@ -26,17 +26,17 @@ impl Blocks {
         }
     }
 
-    /// Bytes that are allocated.
+    /// Returns the bytes that are allocated.
     pub fn bytes(&self) -> usize {
         size_of_val(&*self.heads)
     }
 
-    /// Pages that stand for blocks.
+    /// Returns the number of pages that are backed by blocks.
     pub fn linked(&self) -> usize {
         self.linked
     }
 
-    /// Whether no page stands for any block.
+    /// Returns whether no page is backed by a block.
     pub fn is_empty(&self) -> bool {
         self.linked == 0
     }
@@ -48,7 +48,7 @@ impl Blocks {
         mixed as usize & (self.heads.len() - 1)
     }
 
-    /// The pages that stand for it, at most [`SHARERS`].
+    /// Returns the pages that are backed by `block`, at most [`SHARERS`].
     pub(super) fn pages(&self, entries: &[Entry], block: Block) -> impl Iterator<Item = Page> {
         let mut at = self.heads[self.bucket(block)];
         std::iter::from_fn(move || {
@@ -64,7 +64,8 @@ impl Blocks {
         })
     }
 
-    /// Lets `page`, whose content is nowhere else, stand for `block`; false if enough pages do.
+    /// Makes `block` back `page`, whose content is nowhere else; returns false if it backs
+    /// [`SHARERS`] pages already.
     pub(super) fn link(&mut self, entries: &mut [Entry], page: Page, block: Block) -> bool {
         if self.pages(entries, block).count() >= SHARERS {
             return false;
@@ -78,7 +79,7 @@ impl Blocks {
         true
     }
 
-    /// Lets `page`, which stands for `block`, stand for itself.
+    /// Makes `page`, which is backed by `block`, not backed any more.
     pub(super) fn unlink(&mut self, entries: &mut [Entry], page: Page, block: Block) {
         let next = entries[page.0 as usize].set_chain(END);
         let head = &mut self.heads[self.bucket(block)];
@@ -103,7 +104,7 @@ mod tests {
     use super::*;
     use seeded::Random;
 
-    /// Against a set of pairs, with blocks that share buckets.
+    /// Compares the chains with a set of pairs, with blocks that share buckets.
     #[test]
     fn chains_hold_what_a_set_holds() {
         const PAGES: u32 = 64;

@@ -1,4 +1,4 @@
-//! What is known of one page, in 20 bytes.
+//! Entry of one page, in 20 bytes.
 
 /// A 4 KiB page of a guest's memory, by its number in the memory file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -8,27 +8,27 @@ pub struct Page(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Slot(pub u32);
 
-/// A 4 KiB block of a disk whose blocks may stand for pages.
+/// A 4 KiB block of a disk whose blocks may back pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Block {
-    /// Which disk.
+    /// Number of the disk.
     pub disk: u8,
     /// Byte offset divided by 4096.
     pub number: u32,
 }
 
 impl Block {
-    /// The block `count` further on; none past the last one that has a number.
+    /// Returns the block `count` further on; `None` past the last one that has a number.
     pub fn ahead(self, count: u32) -> Option<Self> {
         let number = self.number.checked_add(count)?;
         Some(Self { number, ..self })
     }
 }
 
-/// Where a page's content is, or what it equals.
+/// Location of a page's content, or of equal content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// Only in memory; of an absent page: it is all zeroes.
+    /// In memory only; of an absent page: it is all zeroes.
     Nowhere,
     /// In the swap store.
     Slot(Slot),
@@ -36,7 +36,7 @@ pub enum Place {
     Block(Block),
 }
 
-/// Where a page is on its way between memory and elsewhere.
+/// State of a page between memory and its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     /// Its content is elsewhere, or zeroes.
@@ -44,7 +44,7 @@ pub enum State {
     /// Its content is being read from its place.
     Fetching,
     /// In memory for a disk to read into, and for devices; its old content is forgotten. (A read
-    /// that fails leaves zeroes, or what it got so far.)
+    /// that fails leaves zeroes, or the data read so far.)
     Filling,
     /// In memory, mapped for the guest, shown to devices. A block is its place if its content was
     /// that block's when it was last write-protected.
@@ -55,7 +55,7 @@ pub enum State {
     Saving,
 }
 
-/// What is known of a page.
+/// Entry of a page.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Entry {
     state: State,
@@ -63,29 +63,29 @@ pub(super) struct Entry {
     disk: u8,
     marks: u8,
     number: u32,
-    /// The next page in the same chain of [`Blocks`](super::blocks::Blocks).
+    /// Next page in the same chain of [`Blocks`](super::blocks::Blocks).
     chain: u32,
-    /// Of a page in a queue the one before it. Of all others, if they are absent and not zeroes, or
-    /// on their way out or in: what their content has to match.
+    /// For a page in a queue, the previous page. For all others, if they are absent and not zeroes,
+    /// or on their way out or in, the CRC that their content has to match.
     previous_or_crc: u32,
-    /// Of a page in a queue the one behind it.
+    /// For a page in a queue, the next page.
     next: u32,
 }
 
-/// A yes or no of a page.
+/// Flag of a page.
 #[derive(Clone, Copy, Debug)]
 #[repr(u8)]
 pub(super) enum Mark {
-    /// The content of its block is about to change: it is fetched to stay.
+    /// The content of its block is about to change: once fetched, it is in memory only.
     LeavesBlock = 1,
-    /// It is in a [`Queue`](super::queue::Queue): that of resident pages or that of soft ones, as
-    /// its state says.
+    /// It is in a [`Queue`](super::queue::Queue): that of resident pages or that of unmapped ones,
+    /// by its state.
     Queued = 2,
-    /// The guest does without it: it is dropped once nobody reaches it. Of a resident page, or one
-    /// that is being saved.
+    /// The guest has discarded it: it is dropped once no vCPU and no device reaches it. For a
+    /// resident page, or one that is being saved.
     Discarded = 4,
-    /// It would stand for a block if not enough pages did. Of a page that stands for itself, for a
-    /// count alone: the block may have changed since.
+    /// A block would back it if it did not back enough other pages. For a page without a place, for
+    /// a counter alone: the block may have changed since.
     Surplus = 8,
 }
 
@@ -97,7 +97,7 @@ enum PlaceKind {
 }
 
 impl Entry {
-    /// A page that nobody has touched.
+    /// Entry of a page that has not been accessed.
     pub const NEW: Self = Self {
         state: State::Absent,
         place_kind: PlaceKind::Nowhere,
@@ -114,7 +114,7 @@ impl Entry {
     }
 
     /// Changes the state: for [`Pages`](super::Pages), which counts the pages in each. Returns the
-    /// old one.
+    /// old state.
     pub fn set_state(&mut self, state: State) -> State {
         std::mem::replace(&mut self.state, state)
     }
@@ -140,7 +140,7 @@ impl Entry {
         };
     }
 
-    /// The next page in the same chain.
+    /// Returns the next page in the same chain.
     pub fn chain(&self) -> u32 {
         self.chain
     }
@@ -159,39 +159,40 @@ impl Entry {
         self.marks = self.marks & !(mark as u8) | if is_set { mark as u8 } else { 0 };
     }
 
-    /// What its content has to match.
+    /// Returns the CRC that its content has to match.
     pub fn crc(&self) -> u32 {
         debug_assert!(!self.has(Mark::Queued), "a link stands there");
         self.previous_or_crc
     }
 
-    /// Of a page in no queue; forgotten when it enters one.
+    /// Sets the CRC, for a page in no queue; it is lost when the page enters one.
     pub fn set_crc(&mut self, crc: u32) {
         debug_assert!(!self.has(Mark::Queued), "a link stands there");
         self.previous_or_crc = crc;
     }
 
-    /// For [`Queue`](super::queue::Queue), as those below: the page enters one between these.
+    /// Puts the page into a queue between these: for [`Queue`](super::queue::Queue), as the
+    /// functions below.
     pub fn enter_queue(&mut self, previous: u32, next: u32) {
         debug_assert!(!self.has(Mark::Queued), "a page is in one queue");
         self.set(Mark::Queued, true);
         (self.previous_or_crc, self.next) = (previous, next);
     }
 
-    /// It leaves its queue; the pages that it stood between.
+    /// Removes it from its queue; returns its neighbours.
     pub fn leave_queue(&mut self) -> (u32, u32) {
         debug_assert!(self.has(Mark::Queued), "it is in a queue");
         self.set(Mark::Queued, false);
         (self.previous_or_crc, self.next)
     }
 
-    /// Another page stands before it now.
+    /// Changes the previous page.
     pub fn set_previous(&mut self, previous: u32) {
         debug_assert!(self.has(Mark::Queued), "it is in a queue");
         self.previous_or_crc = previous;
     }
 
-    /// Another page stands behind it now.
+    /// Changes the next page.
     pub fn set_next(&mut self, next: u32) {
         debug_assert!(self.has(Mark::Queued), "it is in a queue");
         self.next = next;

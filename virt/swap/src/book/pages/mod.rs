@@ -1,4 +1,4 @@
-//! Pages: where each is on its way between memory and elsewhere, and where its content is.
+//! Pages: the state of each between memory and its place, and the place of its content.
 //!
 //! ```text
 //!          fetch               settle           unmap           save
@@ -15,8 +15,8 @@
 //!  Soft:     queued ── next_soft ──▶ being examined ── save, evict, settle
 //!              ▲── save, without a slot ─┘
 //! ```
-//! A resident page that was taken from its queue may have been released by the owner: such a page
-//! alone is unmapped or evicted.
+//! Only a resident page that was taken from its queue, and that the owner has released, is unmapped
+//! or evicted.
 //!
 //! The place of a page changes by [`leave_place`](Pages::leave_place),
 //! [`back_by_block`](Pages::back_by_block) and the transitions to and from [`State::Saving`], and
@@ -39,11 +39,11 @@ pub use slots::Slots;
 pub struct Pages {
     entries: Box<[Entry]>,
     in_state: StateCounts,
-    /// Resident pages, but those that were taken for the owner: the longest there first.
+    /// Resident pages, except those that were taken for the owner: the longest resident first.
     resident: Queue,
-    /// Soft pages, but those that are being examined.
+    /// Unmapped pages, except those that are being examined.
     soft: Queue,
-    /// Examinations that have not been answered.
+    /// Number of examinations that have not been answered.
     examining: usize,
     blocks: Blocks,
     slots: Slots,
@@ -65,7 +65,7 @@ impl StateCounts {
 }
 
 impl Pages {
-    /// So many pages of zeroes, none of them in memory, and so many free slots.
+    /// Creates `pages` pages of zeroes, none of them in memory, and `slots` free slots.
     pub fn new(pages: u32, slots: usize) -> Self {
         let mut in_state = StateCounts(Default::default());
         in_state.0[State::Absent as usize] = pages as usize;
@@ -86,27 +86,28 @@ impl Pages {
         self.entries.len() as u32
     }
 
-    /// Bytes that are allocated for all pages.
+    /// Returns the bytes that are allocated for all pages.
     pub fn bytes(&self) -> usize {
         size_of_val(&*self.entries) + self.blocks.bytes()
     }
 
-    /// Pages that take memory: those on their way in or out among them.
+    /// Returns the number of pages that take memory, including those on their way in or out.
     pub fn present(&self) -> usize {
         self.entries.len() - self.in_state.of(State::Absent)
     }
 
-    /// Pages in this state.
+    /// Returns the number of pages in this state.
     pub fn count(&self, state: State) -> usize {
         self.in_state.of(state)
     }
 
-    /// Examinations that have not been answered, also of pages that have come back meanwhile.
+    /// Returns the number of examinations that have not been answered, including those of pages
+    /// that have come back meanwhile.
     pub fn examining(&self) -> usize {
         self.examining
     }
 
-    /// Resident pages that were not taken for the owner.
+    /// Returns the number of resident pages that were not taken for the owner.
     pub fn queued(&self) -> usize {
         self.resident.len()
     }
@@ -139,48 +140,48 @@ impl Pages {
         self.entry(page).place()
     }
 
-    /// Whether the page is neither in memory nor anywhere else: it is all zeroes.
+    /// Returns whether the page is neither in memory nor anywhere else: it is all zeroes.
     pub fn is_absent_zeroes(&self, page: Page) -> bool {
         (self.state(page), self.place(page)) == (State::Absent, Place::Nowhere)
     }
 
-    /// Check sum that the content has to match, of a page that is absent, or on its way.
+    /// Returns the CRC that the content has to match, of a page that is absent, or on its way.
     pub fn crc(&self, page: Page) -> u32 {
         self.entry(page).crc()
     }
 
-    /// The page enters a state; what it is in is counted.
+    /// Changes the page's state, and the counts.
     fn change(&mut self, page: Page, to: State) {
         let from = self.entry_mut(page).set_state(to);
         self.in_state.moved(from, to);
     }
 }
 
-/// How pages come.
+/// Page-in.
 impl Pages {
-    /// The content of an absent page is read from its place, which is returned.
+    /// Begins to read the content of an absent page from its place, which is returned.
     pub fn fetch(&mut self, page: Page) -> Place {
         debug_assert_eq!(self.state(page), State::Absent);
         self.change(page, State::Fetching);
         self.place(page)
     }
 
-    /// An absent page is there for a disk to read into.
+    /// Makes an absent page present for a disk to read into.
     pub fn fill(&mut self, page: Page) {
         debug_assert_eq!(self.state(page), State::Absent);
         self.change(page, State::Filling);
     }
 
-    /// A page whose content is in memory becomes resident, whatever it was.
+    /// Makes a page whose content is in memory resident, whatever its state was.
     pub fn settle(&mut self, page: Page) {
         debug_assert_ne!(self.state(page), State::Resident);
         match self.state(page) {
             State::Soft => self.leave_soft_queue(page),
             State::Saving => {
-                // The slot is given back when it has been written.
+                // The slot is freed when it has been written.
                 let entry = self.entry_mut(page);
                 entry.set_place(Place::Nowhere);
-                // What is stored to it from now on stays.
+                // Stores to it from now on are kept.
                 entry.set(Mark::Discarded, false);
             }
             _ => {}
@@ -190,8 +191,8 @@ impl Pages {
         self.resident.push_back(&mut self.entries, page);
     }
 
-    /// The content of the block that backs the page is about to change: once it has been fetched it
-    /// is in memory alone.
+    /// Marks that the content of the block that backs the page is about to change: once it has been
+    /// fetched it is in memory only.
     pub fn mark_leaves_block(&mut self, page: Page) {
         self.entry_mut(page).set(Mark::LeavesBlock, true);
     }
@@ -201,35 +202,35 @@ impl Pages {
     }
 }
 
-/// How pages leave.
+/// Page-out.
 impl Pages {
     /// Takes the page that has been resident for longest, for the owner to be asked for.
     pub fn next_resident(&mut self) -> Option<Page> {
         self.resident.pop_front(&mut self.entries)
     }
 
-    /// A page that the owner was to be asked for, or has not released, stays for now.
+    /// Puts back a page that the owner was to be asked for, or has not released.
     pub fn keep(&mut self, page: Page) {
         debug_assert_eq!(self.state(page), State::Resident);
         self.entry_mut(page).set(Mark::Discarded, false);
         self.resident.push_back(&mut self.entries, page);
     }
 
-    /// A page that the owner has released is soft.
+    /// Makes a page that the owner has released unmapped.
     pub fn unmap(&mut self, page: Page) {
         debug_assert_eq!(self.state(page), State::Resident);
         self.change(page, State::Soft);
         self.soft.push_back(&mut self.entries, page);
     }
 
-    /// Takes the page that has been soft for longest, to be examined.
+    /// Takes the page that has been unmapped for longest, to be examined.
     pub fn next_soft(&mut self) -> Option<Page> {
         let page = self.soft.pop_front(&mut self.entries)?;
         self.examining += 1;
         Some(page)
     }
 
-    /// A page has been examined, and its content has this check sum. Whether it is soft still: one
+    /// Records the CRC of a page that has been examined. Returns whether it is still unmapped: one
     /// that came back meanwhile may be changing.
     pub fn examined(&mut self, page: Page, crc: u32) -> bool {
         self.examining -= 1;
@@ -240,8 +241,8 @@ impl Pages {
         is_soft
     }
 
-    /// A page that has been examined leaves its place, and is to be written to a slot, which is
-    /// returned. Without a free one it is the first to be examined again.
+    /// Unlinks a page that has been examined from its place, and takes a slot for it, which is
+    /// returned. Without a free slot it is the first to be examined again.
     pub fn save(&mut self, page: Page) -> Option<Slot> {
         debug_assert_eq!(self.state(page), State::Soft);
         self.leave_place(page);
@@ -254,7 +255,7 @@ impl Pages {
         Some(slot)
     }
 
-    /// A page that could not be written is soft again, and the first to be examined.
+    /// Makes a page that could not be written unmapped again, and the first to be examined.
     pub fn save_failed(&mut self, page: Page) {
         debug_assert_eq!(self.state(page), State::Saving);
         self.leave_place(page);
@@ -262,17 +263,17 @@ impl Pages {
         self.soft.push_front(&mut self.entries, page);
     }
 
-    /// Whether the page is being written to this slot, and has not come back since.
+    /// Returns whether the page is being written to this slot, and has not come back since.
     pub fn is_saving_to(&self, page: Page, slot: Slot) -> bool {
         (self.state(page), self.place(page)) == (State::Saving, Place::Slot(slot))
     }
 
-    /// A slot has been written for a page that came back meanwhile.
+    /// Frees a slot that has been written for a page that came back meanwhile.
     pub fn give_back(&mut self, slot: Slot) {
         self.slots.give_back(slot);
     }
 
-    /// A page that no vCPU and no device reaches has its memory taken.
+    /// Makes a page that no vCPU and no device reaches absent.
     pub fn evict(&mut self, page: Page) {
         match self.state(page) {
             State::Soft => self.leave_soft_queue(page),
@@ -281,7 +282,7 @@ impl Pages {
         self.change(page, State::Absent);
     }
 
-    /// One that is being examined is in no queue.
+    /// Removes the page from the queue; one that is being examined is in no queue.
     fn leave_soft_queue(&mut self, page: Page) {
         if self.entry(page).has(Mark::Queued) {
             self.soft.remove(&mut self.entries, page);
@@ -295,21 +296,20 @@ impl Pages {
         self.entry(page).has(Mark::Discarded)
     }
 
-    /// A queued resident page is dropped once the owner has released it.
+    /// Marks a queued resident page to be dropped once the owner has released it.
     pub fn discard_when_released(&mut self, page: Page) {
         debug_assert_eq!(self.state(page), State::Resident);
         self.resident.remove(&mut self.entries, page);
         self.entry_mut(page).set(Mark::Discarded, true);
     }
 
-    /// A page that is being written is dropped once it has been.
+    /// Marks a page that is being written to be dropped after that.
     pub fn discard_when_saved(&mut self, page: Page) {
         debug_assert_eq!(self.state(page), State::Saving);
         self.entry_mut(page).set(Mark::Discarded, true);
     }
 
-    /// A discarded page that no vCPU and no device reaches is zeroes from now on, and has its
-    /// memory taken.
+    /// Makes a discarded page that no vCPU and no device reaches absent, and zeroes.
     pub fn drop_discarded(&mut self, page: Page) {
         self.entry_mut(page).set(Mark::Discarded, false);
         self.leave_place(page);
@@ -317,9 +317,9 @@ impl Pages {
     }
 }
 
-/// Where contents are.
+/// Places of contents.
 impl Pages {
-    /// The page's content is no longer where its place says, or need not be.
+    /// Unlinks the page from its place: its content is not there any more, or need not be.
     pub fn leave_place(&mut self, page: Page) {
         match self.place(page) {
             Place::Nowhere => self.entry_mut(page).set(Mark::Surplus, false),
@@ -331,24 +331,24 @@ impl Pages {
         }
     }
 
-    /// A page in memory, which has no place, is backed by a block, unless [`SHARERS`] are.
+    /// Makes a block back a page in memory without a place, unless it backs [`SHARERS`] pages.
     pub fn back_by_block(&mut self, page: Page, block: Block) {
         let is_backed = self.blocks.link(&mut self.entries, page, block);
         self.entry_mut(page).set(Mark::Surplus, !is_backed);
     }
 
-    /// Whether a block held the same, and enough other pages were backed by it.
+    /// Returns whether a block held the same, and backed enough other pages.
     pub fn is_surplus(&self, page: Page) -> bool {
         self.entry(page).has(Mark::Surplus)
     }
 
-    /// Pages that the block backs, at most [`SHARERS`].
+    /// Returns the pages that the block backs, at most [`SHARERS`].
     pub fn backed_by(&self, block: Block) -> impl Iterator<Item = Page> {
         self.blocks.pages(&self.entries, block)
     }
 
-    /// Pages that one of these blocks backs. Takes as long as there are blocks, or pages,
-    /// whichever are fewer.
+    /// Returns the pages that these blocks back. The time is proportional to the number of blocks,
+    /// or of pages, whichever is smaller.
     pub fn backed_by_any(&self, first: Block, count: u32) -> Vec<Page> {
         if self.blocks.is_empty() {
             return Vec::new();
@@ -368,7 +368,8 @@ impl Pages {
         blocks.flat_map(|block| self.backed_by(block)).collect()
     }
 
-    /// Has no page backed by a block any more, if all that are are in memory. Whether they were.
+    /// Unlinks all pages from their blocks, if all of these pages are in memory; returns whether
+    /// they were.
     pub fn leave_all_blocks(&mut self) -> bool {
         let is_backed = |entry: &Entry| matches!(entry.place(), Place::Block(_));
         let is_in_memory = |entry: &Entry| matches!(entry.state(), State::Resident | State::Soft);

@@ -1,5 +1,5 @@
-//! Pages in order of arrival: chains through the pages' own entries, both ways, so that a page
-//! leaves from anywhere.
+//! Pages in order of arrival: doubly linked chains through the pages' own entries, so that a page
+//! can leave from any position.
 //!
 //! A page is in one queue at most, and has one pair of links. Nothing is allocated.
 
@@ -58,8 +58,8 @@ impl Queue {
         self.len += 1;
     }
 
-    /// Lets `next` follow `before`, and `previous` precede `after`, where an end of the queue may
-    /// stand for either neighbour.
+    /// Links `next` behind `before`, and `previous` before `after`; an end of the queue may take
+    /// the place of either neighbour.
     fn join(&mut self, entries: &mut [Entry], before: u32, next: u32, after: u32, previous: u32) {
         match before {
             END => self.head = next,

@@ -1,41 +1,41 @@
-//! Slots of the store: which are taken, and by which page; which of the free ones can be given
-//! back to what is below the store.
+//! Slots of the store: the page of each, and which free ones can be discarded from the file system
+//! or device below the store.
 //!
-//! A slot that was written and given back keeps its blocks, which no page needs: trimmed, they
-//! are the file system's or the device's again. That goes by chunks of 1 MiB, aligned to their
-//! size, all of whose slots are free. Until a trim has ended its slots are not: one that was
-//! handed out meanwhile would lose its page. A pass over all chunks begins when a chunk's worth
-//! of slots has been given back since the last one began.
+//! A slot that was written and freed keeps its blocks, which no page needs: a trim returns them to
+//! the file system or the device. It works on chunks of 1 MiB, aligned to their size, all of whose
+//! slots are free. Until a trim has ended its slots are not free: a slot handed out meanwhile would
+//! lose its page. A pass over all chunks begins when a chunk's worth of slots has been freed since
+//! the last one began.
 //!
 //! ```text
 //!            take                give_back             trim                trimmed
 //! UNUSED ───────────▶ a page's ────────────▶ FREE ───────────▶ TRIMMING ───────────▶ UNUSED
 //!   └─────────────────────── trim, in a chunk with a FREE one ────▲
 //! ```
-//! A FREE one can be taken as well.
+//! A FREE slot can be taken as well.
 
 use super::entry::{Page, Slot};
 
 /// Free, and written since it was last trimmed.
 const FREE: u32 = u32::MAX;
-/// Free, and nothing is behind it that could be given back.
+/// Free, with no blocks behind it that could be discarded.
 const UNUSED: u32 = u32::MAX - 1;
-/// Being trimmed: no page's.
+/// Being trimmed: belongs to no page.
 const TRIMMING: u32 = u32::MAX - 2;
 
 /// Slots of a chunk: 1 MiB.
 const CHUNK: usize = 256;
-/// Chunks that one search goes over, and that are trimmed together at most: 8 MiB.
+/// Chunks that one search covers, and that are trimmed together at most: 8 MiB.
 const SEARCH: usize = 8;
 
-/// Slots, 4 bytes each. They are given out in order and round: pages that leave one after the
-/// other lie one after the other.
+/// Slots, 4 bytes each. They are handed out in ascending order, round robin, so pages that leave in
+/// succession get adjacent slots.
 #[derive(Debug, Default)]
 pub struct Slots {
     owners: Vec<u32>,
     free: usize,
     next: usize,
-    /// Being trimmed.
+    /// Number of slots being trimmed.
     trimming: usize,
     pass: TrimPass,
 }
@@ -46,9 +46,9 @@ struct TrimPass {
     is_enabled: bool,
     /// Slots of a chunk.
     chunk: usize,
-    /// Slots given back since the last pass began.
+    /// Slots freed since the last pass began.
     given_back: usize,
-    /// The next chunk of the pass that is going on, if one is.
+    /// Next chunk of the current pass, if there is one.
     next: Option<usize>,
 }
 
@@ -64,13 +64,13 @@ impl Default for TrimPass {
 }
 
 impl TrimPass {
-    /// Whether a pass is going on, or there is enough for another one.
+    /// Returns whether a pass is under way, or enough has been freed for another one.
     fn has_work(&self) -> bool {
         self.is_enabled && (self.next.is_some() || self.given_back >= self.chunk)
     }
 
-    /// Searches the next few chunks. Of those that can be trimmed, returns the first that lie side
-    /// by side, at most so many: the position of their first slot, and that behind their last.
+    /// Searches the next few chunks. Returns the first adjacent ones that can be trimmed, at most
+    /// `most`: the position of their first slot, and that behind their last.
     fn search(&mut self, owners: &[u32], most: usize) -> (usize, usize) {
         let first = self.next.take().unwrap_or_else(|| {
             self.given_back = 0;
@@ -90,33 +90,33 @@ impl TrimPass {
 }
 
 impl Slots {
-    /// With smaller chunks, for tests with few slots.
+    /// Sets smaller chunks, for tests with few slots.
     #[cfg(test)]
     pub fn set_chunk(&mut self, chunk: usize) {
         self.pass.chunk = chunk;
     }
 
-    /// Adds `count` free ones at the end.
+    /// Adds `count` free slots at the end.
     pub fn add(&mut self, count: usize) {
-        // Numbers have 32 bits; the last ones mean none.
+        // Numbers have 32 bits; the last ones mean that there is no page.
         let len = self.owners.len().saturating_add(count).min(FREE as usize);
         self.free += len - self.owners.len();
-        // Not as many again as there are.
+        // Exact: the vector must not double.
         self.owners.reserve_exact(len - self.owners.len());
         self.owners.resize(len, UNUSED);
     }
 
-    /// Bytes that are allocated.
+    /// Returns the bytes that are allocated.
     pub fn bytes(&self) -> usize {
         self.owners.capacity() * size_of::<u32>()
     }
 
-    /// Without those that are being trimmed.
+    /// Returns the number of free slots, without those that are being trimmed.
     pub fn free(&self) -> usize {
         self.free
     }
 
-    /// Free or not.
+    /// Returns the number of slots, free or not.
     pub fn count(&self) -> usize {
         self.owners.len()
     }
@@ -126,7 +126,7 @@ impl Slots {
         self.owners.len() - self.free - self.trimming
     }
 
-    /// Takes the next free one, if there is any.
+    /// Takes the next free slot, if there is one.
     pub(super) fn take(&mut self, page: Page) -> Option<Slot> {
         if self.free == 0 {
             return None;
@@ -140,7 +140,7 @@ impl Slots {
         self.owners[at] = page.0;
         self.free -= 1;
         self.next = at + 1;
-        // Below FREE, as `add` sees to.
+        // Below FREE, as `add` ensures.
         Some(Slot(at as u32))
     }
 
@@ -152,30 +152,30 @@ impl Slots {
         self.pass.given_back += 1;
     }
 
-    /// The page whose it is.
+    /// Returns the page that the slot belongs to.
     pub fn owner(&self, slot: Slot) -> Option<Page> {
         let owner = *self.owners.get(slot.0 as usize)?;
         (owner < TRIMMING).then_some(Page(owner))
     }
 
-    /// Has slots trimmed from now on, or none.
+    /// Enables or disables trimming.
     pub fn set_trims(&mut self, is_enabled: bool) {
         self.pass.is_enabled = is_enabled;
     }
 
-    /// Whether a search may find something to trim.
+    /// Returns whether a search may find something to trim.
     pub fn may_trim(&self) -> bool {
         self.trimming == 0 && self.pass.has_work()
     }
 
-    /// Searches the next few chunks. Of those that can be trimmed, returns the first that lie
-    /// side by side, as the first slot and how many: they are no page's until
-    /// [`trimmed`](Self::trimmed). They are a quarter of the free ones at most.
+    /// Searches the next few chunks. Returns the first adjacent slots that can be trimmed, as the
+    /// first slot and their number: they belong to no page until [`trimmed`](Self::trimmed). They
+    /// are a quarter of the free ones at most.
     pub fn trim(&mut self) -> Option<(Slot, u32)> {
         if !self.may_trim() {
             return None;
         }
-        // Pages that leave meanwhile find as many again and more.
+        // Pages that leave meanwhile find at least three times as many free slots.
         let (at, end) = self.pass.search(&self.owners, self.free / 4);
         let count = end.saturating_sub(at);
         if count == 0 {
@@ -188,7 +188,7 @@ impl Slots {
         Some((Slot(at as u32), count as u32))
     }
 
-    /// Frees them again: nothing is behind them, as far as is known.
+    /// Frees the slots again: they have no blocks, as far as is known.
     pub fn trimmed(&mut self, first: Slot, count: u32) {
         let range = first.0 as usize..first.0 as usize + count as usize;
         for owner in &mut self.owners[range] {
@@ -209,7 +209,7 @@ fn is_free(owner: &u32) -> bool {
 mod tests {
     use super::*;
 
-    /// Of `count` slots in chunks of 4, all of which have been taken and given back, but these.
+    /// Returns `count` slots in chunks of 4, all of which have been taken and freed, except these.
     fn used(count: usize, kept: &[u32]) -> Slots {
         let mut slots = Slots::default();
         slots.set_chunk(4);
@@ -223,7 +223,7 @@ mod tests {
         slots
     }
 
-    /// All that a pass finds.
+    /// Returns all that a pass finds.
     fn pass(slots: &mut Slots) -> Vec<(u32, u32)> {
         let mut found = Vec::new();
         while slots.may_trim() {
@@ -239,7 +239,7 @@ mod tests {
     #[test]
     fn chunks_of_free_slots_are_trimmed_once_and_eight_at_a_time() {
         let mut slots = used(256, &[6, 255]);
-        // The chunk of slot 6 ends the first look, and the next one begins with it.
+        // The chunk of slot 6 ends the first search, and the next one begins with it.
         let by_sevens = [(0, 4), (8, 28)];
         let by_eights = (36..228).step_by(32).map(|first| (first, 32));
         let all: Vec<_> = by_sevens
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_trimmed_is_handed_out_to_nobody_until_it_has_ended() {
+    fn slots_are_not_handed_out_until_their_trim_has_ended() {
         let mut slots = used(160, &[]);
         assert_eq!(slots.trim(), Some((Slot(0), 32)));
         assert_eq!(slots.free(), 128);

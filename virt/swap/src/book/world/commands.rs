@@ -1,5 +1,5 @@
-//! Commands of the book, carried out as the kernel, the store and the owner would. Each is checked
-//! against what they hold.
+//! Commands of the book, carried out as the kernel, the store and the owner would, and checked
+//! against their contents.
 
 use super::*;
 
@@ -8,12 +8,12 @@ fn wrong(what: &str, page: Page, frame: Frame) -> Checked {
 }
 
 impl World {
-    /// Carries out what the book wants; between any two commands the guest goes on.
+    /// Carries out the book's commands; between any two of them the guest acts.
     pub(super) fn carry_out(&mut self, phase: Phase) -> Checked {
         let mut commands: VecDeque<Command> = self.book.take_commands().into();
         while let Some(command) = commands.pop_front() {
             self.command(command)?;
-            // What an examination leads to comes behind what is already to be done.
+            // Commands that result from an examination follow those already issued.
             commands.extend(self.book.take_commands());
             // A store that clears an absent page is one step with the zeroes that come.
             if self.random.chance(0.3) {
@@ -53,7 +53,7 @@ impl World {
             Command::Show(page) => self.show(page)?,
             Command::Done(ticket) => self.done(ticket)?,
             Command::Go(op) => self.go(op.0)?,
-            // The guest's disks alone change the image.
+            // Only the guest's disks change the image.
             Command::Stop(trouble @ Trouble::Changed(_)) if !self.is_naive => {
                 return Err(format!("what comes is not what left: {trouble:?}"));
             }
@@ -62,7 +62,7 @@ impl World {
         Ok(())
     }
 
-    /// Whether the guest or a device may reach the page.
+    /// Returns whether the guest or a device may access the page.
     fn is_in_use(&self, frame: &Frame) -> bool {
         frame.is_mapped && !self.is_naive || frame.is_shown || frame.leases > 0
     }
@@ -164,7 +164,7 @@ impl World {
         Ok(())
     }
 
-    /// Answers a balloon, or makes the access again that waited for pages.
+    /// Answers a balloon, or retries the access that waited for pages.
     fn done(&mut self, ticket: Ticket) -> Checked {
         if let Some(pages) = self.offers.remove(&ticket.0) {
             for page in pages {
@@ -179,7 +179,7 @@ impl World {
                 self.frame(page).is_back(false);
             }
             if self.frame(page).is_shown {
-                // It stays for the access that is made again.
+                // It stays for the access that is retried.
                 self.held.push(page);
                 // An access that was announced as overwriting the page does overwrite it.
                 self.access(page, overwrites)?;
@@ -188,7 +188,7 @@ impl World {
         Ok(())
     }
 
-    /// No slot is handed out while the blocks behind it are being freed.
+    /// Checks that no slot is handed out while the blocks behind it are being freed.
     fn is_not_trimmed(&self, slot: Slot) -> Checked {
         let is_in = |(first, count): &(Slot, u32)| (first.0..first.0 + count).contains(&slot.0);
         match self.trimming.iter().any(is_in) {

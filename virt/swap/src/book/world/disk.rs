@@ -1,24 +1,24 @@
 //! Disk requests, from the moment at which the owner reports one until it ends.
 //!
-//! As a device does, the owner leases the pages that it has addresses of from then on: those that
-//! are shown. The book allows more: it brings in those that are not, whose leases begin when the
-//! request goes down, as all leases of some requests of whole pages do. A request may be cancelled
-//! before it goes down.
+//! As a device does, the owner leases the pages to which it has addresses from then on: those that
+//! are shown. The book allows more: it brings in the others, whose leases begin when the request is
+//! submitted, as all leases of some requests of whole pages do. A request may be cancelled before
+//! it is submitted.
 
 use super::*;
 
-/// A request of a disk as the owner has it.
+/// Owner's state of a disk's request.
 #[derive(Clone, Debug)]
 pub(super) struct DiskOp {
     kind: Kind,
-    /// As it is reported.
+    /// Blocks and pages as reported.
     pub span: Span,
     /// Memory that the disk reads or writes: a write of parts reports none of it.
     pages: Vec<Page>,
-    /// Those of `pages` that are leased, as often as they are there.
+    /// Leased pages of `pages`, with repetitions.
     leased: Vec<Page>,
     has_gone: bool,
-    /// Pages that are not through yet, or blocks of a request that has none, by their position.
+    /// Positions of the pages that are not done, or of the blocks of a request without pages.
     left: Vec<usize>,
     fails: bool,
 }
@@ -28,7 +28,7 @@ impl DiskOp {
         matches!(self.kind, Kind::Read | Kind::ReadParts)
     }
 
-    /// Pages that are not leased.
+    /// Returns the pages that are not leased.
     fn unleased(&self) -> Vec<Page> {
         let mut pages = self.pages.clone();
         for page in &self.leased {
@@ -61,7 +61,7 @@ impl World {
         }
     }
 
-    /// Begins a request that writes, likewise.
+    /// Begins a request that writes, in a quarter of the cases one of parts of blocks.
     pub(super) fn begin_write(&mut self) {
         match self.random.chance(0.25) {
             true => self.begin(Kind::WriteParts),
@@ -87,7 +87,7 @@ impl World {
         if kind == Kind::Discard {
             pages.clear();
         } else if is_of_parts {
-            // What the rest of these pages holds is to stay: the device has their addresses first.
+            // The rest of these pages must keep its content: the device has their addresses first.
             let is_shown = |page: &Page| self.frames[page.0 as usize].is_shown;
             if !pages.iter().all(is_shown) {
                 return self.ask_for(pages.into_iter().map(|page| (page, false)).collect());
@@ -141,7 +141,7 @@ impl World {
             .push_back(OwnerEvent::Begin(Op(self.next_op)));
     }
 
-    /// A request goes down. One that was cancelled does not: the book may not know yet.
+    /// Submits a request, unless it was cancelled: the book may not know that yet.
     pub(super) fn go(&mut self, number: u64) -> Checked {
         let Some(op) = self.ops.get_mut(&number) else {
             return match self.cancelled.contains_key(&number) {
@@ -167,14 +167,14 @@ impl World {
         Ok(())
     }
 
-    /// Numbers of the requests that have gone down, or have not.
+    /// Returns the numbers of the requests that have been submitted, or have not.
     fn ops_that(&self, have_gone: bool) -> Vec<u64> {
         let ops = self.ops.iter().filter(|(_, op)| op.has_gone == have_gone);
         ops.map(|(number, _)| *number).collect()
     }
 
-    /// Cancels requests that have not gone down: one, as when its memory is unmapped, or all, as
-    /// when a queue is reset.
+    /// Cancels requests that have not been submitted: one, as when its memory is unmapped, or all,
+    /// as when a queue is reset.
     pub(super) fn cancel(&mut self) {
         let mut waiting = self.ops_that(false);
         if waiting.is_empty() {
@@ -194,7 +194,7 @@ impl World {
         }
     }
 
-    /// The disk reaches none of the request's leased pages any more.
+    /// Ends the leases of the request's pages.
     fn release(&mut self, op: &DiskOp, is_good: bool) {
         for page in &op.leased {
             let frame = self.frame(*page);
@@ -205,8 +205,8 @@ impl World {
         }
     }
 
-    /// Prepares for the report that a request is over. Pages that were not leased when it was
-    /// cancelled were the book's to clear until now.
+    /// Prepares for the report that a request has ended. Until now the book could clear the pages
+    /// that were not leased when it was cancelled.
     pub(super) fn forget_cancelled(&mut self, op: Op) {
         if let Some(op) = self.cancelled.remove(&op.0)
             && op.kind == Kind::Read
@@ -217,7 +217,7 @@ impl World {
         }
     }
 
-    /// One block of a request that has gone down is read or written, or the request ends.
+    /// Reads or writes one block of a submitted request, or ends the request.
     pub(super) fn go_on(&mut self) -> Checked {
         let gone = self.ops_that(true);
         if gone.is_empty() {
@@ -229,7 +229,7 @@ impl World {
         if op.left.is_empty() || failed_now {
             self.release(&op, !op.fails);
             if op.fails && !op.is_read() {
-                // Who knows what was written.
+                // It is unknown what was written.
                 for nth in &op.left {
                     if self.random.chance(0.5) {
                         self.image[op.span.first.number as usize + nth] = self.next_content + 1;
@@ -254,7 +254,7 @@ impl World {
         match op.kind {
             Kind::Read | Kind::ReadParts => {
                 let page = op.pages[nth];
-                // Of parts, what the page then holds is no block's.
+                // After a part, the page's content is no block's.
                 let content = match op.kind {
                     Kind::Read => self.image[block],
                     _ => self.fresh(),

@@ -1,4 +1,4 @@
-//! The guest, its devices that are no disks, and the machine's owner.
+//! The guest, its devices other than disks, and the machine's owner.
 
 use super::*;
 
@@ -11,7 +11,7 @@ impl World {
         self.find(page, "a processor")
     }
 
-    /// A processor or a device reads a page.
+    /// Reads a page, as a processor or a device.
     pub(super) fn find(&mut self, page: Page, who: &str) -> Checked {
         let look = self.book.look(page);
         let frame = self.frame(page);
@@ -58,7 +58,7 @@ impl World {
         }
     }
 
-    /// A device that is no disk, or a part of a block.
+    /// Accesses a page, as a device other than a disk, or for a part of a block.
     pub(super) fn access(&mut self, page: Page, is_store: bool) -> Checked {
         if !self.frame(page).is_shown {
             let overwrites = is_store && self.random.chance(0.3);
@@ -99,7 +99,7 @@ impl World {
         }
     }
 
-    /// The guest discards some pages, of which it may name one twice.
+    /// Makes the guest discard some pages, of which it may name one twice.
     pub(super) fn offer(&mut self) {
         if self.offers.len() >= 2 {
             return;
@@ -117,7 +117,7 @@ impl World {
             .push_back(OwnerEvent::Offers(Ticket(self.next_ticket), pages));
     }
 
-    /// The guest, its devices or the owner do one thing.
+    /// Makes the guest, its devices or the owner do one thing.
     pub(super) fn guest(&mut self, phase: Phase) -> Checked {
         if self.is_stopped || self.is_resting {
             return Ok(());
@@ -161,7 +161,7 @@ impl World {
                 let Some(&page) = self.leases.get(at) else {
                     return Ok(());
                 };
-                // A store through an address is reported to none.
+                // A store through an address is not reported.
                 let noted = self.frame(page).is_written;
                 let stored = self.access(page, true);
                 self.frame(page).is_written = noted;
@@ -191,7 +191,7 @@ impl World {
         }
     }
 
-    /// The owner releases the pages that no device uses.
+    /// Makes the owner release the pages that no device uses.
     pub(super) fn answer(&mut self) {
         let Some(pages) = self.questions.pop_front() else {
             return;

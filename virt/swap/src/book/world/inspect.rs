@@ -1,4 +1,4 @@
-//! Access to the book's insides, for checks.
+//! Access to the book's private state, for checks.
 
 use super::*;
 
@@ -42,7 +42,7 @@ impl Book {
     }
 
     /// Checks that each slot that is taken has one owner, whose place it is, or is still being
-    /// written for one that came back.
+    /// written for a page that came back.
     pub(super) fn check_slots(&self, in_flight: impl Iterator<Item = Slot>) -> Checked {
         let in_flight: Vec<Slot> = in_flight.collect();
         let slots = self.pages.slots();

@@ -1,6 +1,6 @@
-//! The book against a small world that knows what every page and block holds: memory with mappings
-//! and markers, an owner with devices, disks whose requests take their time, a store. Between any
-//! two commands the guest does something.
+//! The book against a small world that knows the content of every page and block: memory with
+//! mappings and uffd-wp bits, an owner with devices, disks whose requests end later, a store.
+//! Between any two commands the guest acts.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -25,15 +25,15 @@ pub(super) const SLOTS: usize = 128;
 /// Content of a page or block. 0 is zeroes; each store stores a number of its own.
 type Content = u64;
 
-/// Content that a guest has to find in a page.
+/// Content that the guest must find in a page.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Truth {
     Known(Content),
-    /// A read failed into it: whatever it holds, it keeps.
+    /// A read failed into it: any content, which then must not change.
     Undefined,
 }
 
-/// A page as the kernel and the owner have it.
+/// State of a page in the kernel and the owner.
 #[derive(Clone, Copy, Debug)]
 struct Frame {
     content: Option<Content>,
@@ -47,14 +47,14 @@ struct Frame {
     /// A device has had an address to store to since it was shown.
     is_lent_out: bool,
     leases: u32,
-    /// Accesses under way that are to overwrite all of it. Until they end, its content is
+    /// Number of accesses under way that are to overwrite all of it. Until they end, its content is
     /// undefined.
     lent: u32,
     truth: Truth,
 }
 
 impl Frame {
-    /// The guest stored this.
+    /// Records that the guest has stored `content`.
     fn now_holds(&mut self, content: Content) {
         self.truth = match self.lent {
             0 => Truth::Known(content),
@@ -62,7 +62,7 @@ impl Frame {
         };
     }
 
-    /// One access that was to overwrite it is over.
+    /// Records that an access that was to overwrite it has ended.
     fn is_back(&mut self, is_good: bool) {
         self.lent -= 1;
         self.truth = match (self.lent, is_good, self.content) {
@@ -81,7 +81,7 @@ enum OwnerEvent {
     Offers(Ticket, Vec<Page>),
 }
 
-/// The guest's main activity at a time.
+/// The guest's main activity in a phase.
 #[derive(Clone, Copy, Debug)]
 enum Phase {
     Fill,
@@ -96,7 +96,7 @@ pub(super) struct World {
     image: Vec<Content>,
     store: Vec<Content>,
     next_content: Content,
-    /// Processors that wait, and whether for a store.
+    /// Processors that wait for pages, and whether for a store.
     faults: BTreeMap<Page, bool>,
     reading: Vec<(Page, Place)>,
     writing: Vec<(Page, Slot)>,
@@ -105,37 +105,37 @@ pub(super) struct World {
     questions: VecDeque<Vec<Page>>,
     owner_events: VecDeque<OwnerEvent>,
     tickets: BTreeMap<u64, Vec<(Page, bool)>>,
-    /// Pages that a balloon has named. Until it is answered, their content is undefined.
+    /// Pages that a balloon has discarded. Until it is answered, their content is undefined.
     offers: BTreeMap<u64, Vec<Page>>,
-    /// Pages that stay until a ticket's access is made again.
+    /// Pages that stay until a ticket's access is retried.
     held: Vec<Page>,
     /// Requests of disks under way.
     ops: BTreeMap<u64, DiskOp>,
-    /// Those that were cancelled, until the book is notified.
+    /// Cancelled requests, until the book is notified.
     cancelled: BTreeMap<u64, DiskOp>,
     pub(super) cancels: u64,
     next_op: u64,
     next_ticket: u64,
     leases: Vec<Page>,
-    /// Pages that a processor is about to clear, all of each.
+    /// Pages of which a processor is about to clear all.
     clearing: Vec<Page>,
-    /// Pages that were taken from the guest lately: what a second chance is for.
+    /// Pages that were unmapped recently: candidates for a second chance.
     unmapped: Vec<Page>,
     is_stopped: bool,
-    /// Of each thousand reads and writes of the store and the image by the pager, how many fail.
+    /// Of 1,000 reads and writes of the store and the image by the pager, number that fail.
     pub(super) failing: u64,
     pub(super) events: u64,
     limit: usize,
-    /// The highest since it last came to rest.
+    /// Largest number of pages since it was last idle.
     highest: usize,
     is_resting: bool,
     /// Scans and punches as a naive pager would, without unmapping first.
     pub(super) is_naive: bool,
-    /// Takes an address that was lent out for a store that is over.
+    /// As a naive owner would, forgets that an address was lent out for stores.
     pub(super) forgets_lent: bool,
 }
 
-/// Outcome of a step; an error says what is wrong, and where.
+/// Result of a step; the error describes the failure.
 type Checked = Result<(), String>;
 
 impl World {
@@ -200,13 +200,13 @@ impl World {
         {
             return page;
         }
-        // What is done to a page that the owner is being asked for counts for its answer.
+        // Accesses to a page that the owner is being asked for affect its answer.
         if self.random.chance(0.1)
             && let Some(asked) = self.questions.front()
         {
             return asked[self.random.below(asked.len() as u64) as usize];
         }
-        // Some are hot.
+        // Some pages are hot.
         let end = if self.random.chance(0.5) {
             PAGES / 4
         } else {
@@ -303,7 +303,7 @@ impl World {
         self.rest()
     }
 
-    /// The guest does nothing new: everything that was begun ends.
+    /// Lets everything that was begun end; the guest does nothing new.
     fn rest(&mut self) -> Checked {
         self.is_resting = true;
         let rested = self.come_to_rest();

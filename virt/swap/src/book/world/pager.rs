@@ -1,4 +1,4 @@
-//! Events of the pager: what it is woken for, and what it tells the book of it.
+//! Events of the pager, and its reports to the book.
 
 use super::*;
 
@@ -7,18 +7,18 @@ use super::*;
 enum Event {
     /// A processor waits for a page, or is about to clear one.
     Fault,
-    /// The owner has reported something.
+    /// The owner has sent an event.
     Owner,
     Read,
     Written,
-    /// The guest is paused; the reason may be over.
+    /// The guest is paused; the cause may have been removed.
     Paused,
     Trimmed,
 }
 
 impl World {
-    /// Handles one event at random, if there is any, and carries out what the book wants of it;
-    /// true if there was one.
+    /// Handles one event at random, if there is any, and carries out the resulting commands;
+    /// returns whether there was one.
     pub(super) fn pager(&mut self, phase: Phase) -> Result<bool, String> {
         self.events += 1;
         let events = [
@@ -51,12 +51,12 @@ impl World {
 
     fn fault(&mut self) {
         if let Some(page) = self.clearing.pop() {
-            // Only where nothing is there is a store made by the pager; elsewhere the processor
-            // makes it.
+            // Only a store to an absent page is made by the pager; otherwise the processor makes
+            // it.
             if self.book.look(page).0 == State::Absent && !self.frame(page).is_mapped {
                 self.book.fault_overwriting(page);
                 if self.book.look(page).0 == State::Resident {
-                    // Together with the zeroes that the page comes with.
+                    // In one step with the zeroes of the page.
                     self.frame(page).now_holds(0);
                 }
             }
@@ -85,7 +85,7 @@ impl World {
             }
             Some(OwnerEvent::End(op, is_good)) => {
                 self.forget_cancelled(op);
-                // Of an operation that the book still knows.
+                // The book must still know the operation.
                 match self.book.is_read(op) {
                     Some(true) => self.book.end_read(op, is_good),
                     Some(false) => self.book.end_write(op, is_good),
@@ -97,7 +97,7 @@ impl World {
         Ok(())
     }
 
-    /// Whether a request of the pager fails that ends now.
+    /// Returns whether a request of the pager that ends now fails.
     fn request_fails(&mut self) -> bool {
         self.random.below(1000) < self.failing
     }
@@ -123,7 +123,7 @@ impl World {
     fn write_ends(&mut self) {
         let at = self.random.below(self.writing.len() as u64) as usize;
         let (page, slot) = self.writing.swap_remove(at);
-        // Of a page that came back meanwhile, anything.
+        // For a page that came back meanwhile, any content.
         self.store[slot.0 as usize] = self.frame(page).content.unwrap_or(7);
         let fails = self.request_fails();
         if fails {
@@ -139,7 +139,7 @@ impl World {
         let (first, count) = self.trimming.remove(0);
         let slots = first.0 as usize..(first.0 + count) as usize;
         self.store[slots].fill(Content::MAX);
-        // One that was refused would be the last.
+        // A refused trim would be the last one.
         self.book.ended(Ended::Trimmed(first, count, Ok(())));
         self.book.balance();
         self.trims += 1;

@@ -1,4 +1,5 @@
-//! One page, one instruction: what is decided, and each thing without which nothing is.
+//! Decisions on one page and one instruction, and every condition without which the result is
+//! undecided.
 
 use super::*;
 
@@ -6,7 +7,8 @@ const STOSQ: &[u8] = &[0xf3, 0x48, 0xab];
 const MOVSQ: &[u8] = &[0xf3, 0x48, 0xa5];
 const MOVSB: &[u8] = &[0xf3, 0xa4];
 
-/// A guest with this instruction where [`kernel`] is, and with the page that it stores to absent.
+/// Creates a guest with this instruction at the RIP of [`kernel`], and the page that it stores to
+/// absent.
 fn guest(code: &[u8]) -> Guest {
     let mut guest = Guest::new();
     guest.code(CODE + 0x100, code);
@@ -27,7 +29,7 @@ fn decided(guest: &mut Guest, registers: &Registers) -> Option<Overwrite> {
     decide(registers, guest, target())
 }
 
-/// What the page holds afterwards.
+/// Returns the content of the page after the overwrite.
 fn content(guest: &mut Guest, overwrite: &Overwrite) -> Option<Vec<u8>> {
     let mut page = [0xee; PAGE_LEN];
     overwrite.content(guest, &mut page)?;
@@ -139,7 +141,7 @@ fn the_last_page_completes_the_instruction() {
     }
     let none = Registers { rcx: 0, ..kernel() };
     assert_eq!(decided(&mut guest(STOSQ), &none), None);
-    // As many as there can be: no product of RCX and size may overflow.
+    // The largest number: no product of RCX and size may overflow.
     let most = Registers {
         rcx: u64::MAX,
         ..kernel()
@@ -152,7 +154,7 @@ fn the_last_page_completes_the_instruction() {
 type Change = fn(&mut Registers);
 
 #[test]
-fn whatever_is_odd_is_undecided() {
+fn unusual_register_states_are_undecided() {
     let changes: &[(&str, Change)] = &[
         ("RDI in the page", |r| r.rdi += 8),
         ("RDI in the page before", |r| r.rdi -= 8),
@@ -352,7 +354,7 @@ fn the_end_of_the_lower_half_is_the_end() {
     };
     assert!(decided(&mut guest, &before_it).is_some());
 
-    // The page itself may be the last one; what RDI is then is the next iteration's trouble.
+    // The page itself may be the last one; the address in RDI after it concerns the next iteration.
     guest.put(0x7ff8, (TARGET_FRAME * 0x1000) | KERNEL);
     let last_page = Registers {
         rdi: 0x7fff_ffff_f000,
@@ -389,7 +391,7 @@ fn addresses_wrap_as_the_processor_s_do() {
             _ => after.rsi,
         };
         assert_eq!(wrapped, 0);
-        // A source that goes on at 0 is odd.
+        // A source that wraps to 0 is undecided.
         let registers = Registers {
             rsi: last + 8,
             ..kernel()
@@ -457,7 +459,7 @@ fn a_page_that_would_get_dirty_is_left_to_the_processor() {
 }
 
 #[test]
-fn what_does_not_start_a_page_is_no_page() {
+fn address_within_a_page_is_undecided() {
     let registers = Registers {
         rdi: TARGET + 8,
         ..kernel()

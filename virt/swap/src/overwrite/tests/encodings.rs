@@ -1,11 +1,11 @@
-//! Bytes of instructions, and what they are. All of those that repeat were run on a processor (AMD
-//! EPYC), too.
+//! Bytes of instructions and their decoding. All of those that repeat were also run on a processor
+//! (AMD EPYC).
 
 use super::Decoded::{Other, Truncated};
 use super::Operation::{Movs, Stos};
 use super::*;
 
-/// Bytes, what they repeat, and bytes of an element.
+/// Bytes, operation, and bytes of an element.
 pub(super) const REPEATED: &[(&[u8], Operation, u64)] = &[
     // REP STOSB, STOSD, STOSQ, STOSW: F3 AA, F3 AB, F3 REX.W AB, F3 66 AB.
     (&[0xf3, 0xaa], Stos, 1),
@@ -50,7 +50,7 @@ pub(super) const REPEATED: &[(&[u8], Operation, u64)] = &[
     ),
 ];
 
-/// What else there is.
+/// Other instructions, or none.
 pub(super) const OTHERS: &[&[u8]] = &[
     // STOSB, STOSQ, MOVSB, MOVSW once.
     &[0xaa],

@@ -1,11 +1,10 @@
-//! Code, tables and registers of a guest that means harm, or of none at all: nothing panics, and
-//! everything ends.
+//! Malicious or random code, tables and registers of a guest: nothing panics, and everything ends.
 
 use seeded::Random;
 
 use super::*;
 
-/// Bytes that instructions of the kind begin with, so that chance gets past them.
+/// Bytes that these instructions begin with, so that random bytes pass the first checks.
 const LIKELY: [u8; 16] = [
     0xf3, 0xf3, 0xf3, 0xf2, 0x66, 0x26, 0x2e, 0x36, 0x3e, 0x48, 0x40, 0x4f, 0xaa, 0xab, 0xa4, 0xa5,
 ];
@@ -34,7 +33,7 @@ fn any_bytes_are_some_instruction() {
             assert!([1, 2, 4, 8].contains(&size));
             let len = len as usize;
             assert!((2..=15).contains(&len));
-            // What follows does not matter, and all of it is needed.
+            // Later bytes have no effect, and all of these are needed.
             assert_eq!(decode(&bytes[..len]), decoded);
             assert_eq!(decode(&bytes[..len - 1]), Decoded::Truncated);
         }
@@ -45,7 +44,7 @@ fn any_bytes_are_some_instruction() {
     assert!(known > 5_000, "{known}");
 }
 
-/// Memory that holds what chance says; the same for as long as nobody changes the seed.
+/// Memory with random content; the same for as long as the seed is not changed.
 struct Noise {
     seed: u64,
     code: [u8; 20],
@@ -86,7 +85,7 @@ impl Memory for Noise {
     }
 }
 
-/// Bits of a register that chance flips: none in most cases, one in some, all in a few.
+/// Returns the bits of a register to flip: none in most cases, one in some, all in a few.
 fn noise(random: &mut Random) -> u64 {
     match random.below(64) {
         0 => random.bits(),
@@ -95,8 +94,8 @@ fn noise(random: &mut Random) -> u64 {
     }
 }
 
-/// An address: the start of a page that may be mapped, or else canonical or not, aligned or not, at
-/// the end of something or not.
+/// Returns an address: the start of a page that may be mapped, or any other: canonical or not,
+/// aligned or not, at the end of a range or not.
 fn address(random: &mut Random) -> u64 {
     if random.below(3) != 0 {
         return ((random.bits() as i64 >> 16) & !0xfff) as u64;
@@ -118,9 +117,8 @@ fn any_tables_and_registers_end_in_a_bounded_number_of_reads() {
     let mut random = Random::new(3);
     let mut decisions = 0;
     for _ in 0..200_000 {
-        // Most tables are present, writable, accessed, dirty, for a kernel or a user; some have no
-        // large pages, whose reserved bits chance hardly ever leaves clear, or let everything be
-        // executed.
+        // Most tables are present, writable, accessed, dirty, for a kernel or a user. Some have no
+        // large pages, whose reserved bits are hardly ever clear at random, or allow all execution.
         let mut memory = Noise {
             seed: random.bits(),
             code: code(&mut random),
@@ -151,7 +149,7 @@ fn any_tables_and_registers_end_in_a_bounded_number_of_reads() {
             cs_d: random.below(32) == 0,
             is_at_instruction: random.below(32) != 0,
         };
-        // The page that it is about to store to, so that chance gets past that.
+        // The page that it is about to store to, so that the decision passes that check.
         let page = Paging::of(&registers)
             .and_then(|paging| paging.translate(&mut memory, registers.rdi, Access::Write))
             .unwrap_or(Gpa::new(random.bits()));

@@ -1,5 +1,5 @@
-//! Page by page gives what element by element gives: against an interpreter that knows neither
-//! tables nor pages.
+//! A page at a time gives the same result as an element at a time: compared with an interpreter
+//! without tables and pages.
 
 use seeded::Random;
 
@@ -10,7 +10,7 @@ const PAGES: u64 = 12;
 const FIRST: u64 = BASE + 0x40_000;
 const FIRST_FRAME: u64 = 64;
 
-/// What the interpreter knows: the flat memory, where each linear page lies in it, and the
+/// State of the interpreter: the flat memory, the place of each linear page in it, and the
 /// instruction.
 struct Interpreter {
     bytes: Vec<u8>,
@@ -26,7 +26,7 @@ impl Interpreter {
         (self.frames[page as usize] * 4096 + linear % 4096) as usize
     }
 
-    /// One iteration, as «REP», «STOS» and «MOVS» of the manual have it.
+    /// Executes one iteration, after «REP», «STOS» and «MOVS» of the manual.
     fn iterate(&mut self, registers: &mut Registers) {
         assert_ne!(registers.rcx, 0);
         let mut element = registers.rax.to_le_bytes();
@@ -46,13 +46,13 @@ impl Interpreter {
             registers.rip += self.len;
             registers.rflags &= !(1 << 16);
         } else {
-            // Whoever looks now has interrupted it.
+            // RF is set, as in the saved flags after an interrupt between two iterations.
             registers.rflags |= 1 << 16;
         }
     }
 }
 
-/// How often something was decided.
+/// Counts of the decisions.
 #[derive(Default)]
 struct Tally {
     fills: u64,
@@ -60,7 +60,8 @@ struct Tally {
     undecided_starts: u64,
 }
 
-/// Where source or target begins: often at a page, else aligned to the element, else anywhere.
+/// Returns the start of source or target: often at a page, else aligned to the element, else
+/// anywhere.
 fn place(random: &mut Random, size: u64) -> u64 {
     let offset = match random.below(4) {
         0 | 1 => 0,
@@ -178,7 +179,7 @@ fn page_by_page_is_element_by_element() {
     for _ in 0..2_000 {
         replay(&mut random, &mut tally);
     }
-    // A test that decides nothing finds nothing.
+    // The test is void unless it decides often.
     let Tally {
         fills,
         copies,

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use super::paging::Access::{Fetch, Read, Write};
 use super::*;
 
-/// Words at guest-physical addresses; whatever is not among them is absent.
+/// Words at guest-physical addresses; all other words are absent.
 struct Words(HashMap<u64, u64>);
 
 impl Words {
@@ -24,7 +24,7 @@ impl Memory for Words {
     }
 }
 
-/// What a linear address is in these tables.
+/// Returns the translation of a linear address by these tables.
 fn walk(registers: &Registers, words: &[(u64, u64)], linear: u64, access: Access) -> Option<u64> {
     let paging = Paging::of(registers).expect("64-bit mode");
     let at = paging.translate(&mut Words::new(words), linear, access)?;
@@ -47,7 +47,7 @@ const FOUR_LEVELS: [(u64, u64); 4] = [
     (PTE, 0x8000_0000_0765_4163),
 ];
 
-/// The four entries, one of them changed.
+/// Returns the four entries, one of them changed.
 fn with(at: u64, change: impl Fn(u64) -> u64) -> Vec<(u64, u64)> {
     let mut words = FOUR_LEVELS.to_vec();
     for (address, entry) in &mut words {
@@ -58,7 +58,7 @@ fn with(at: u64, change: impl Fn(u64) -> u64) -> Vec<(u64, u64)> {
     words
 }
 
-/// The four entries with U/S set in all.
+/// Returns the four entries with U/S set in all.
 fn users() -> Vec<(u64, u64)> {
     FOUR_LEVELS.map(|(at, entry)| (at, entry | 4)).to_vec()
 }
@@ -280,7 +280,7 @@ fn protection_keys_are_asked_for_user_pages() {
         assert!(walk(&with_pkru(Some(others)), &words, LINEAR, access).is_some());
         for right in [1 << 10, 2 << 10] {
             assert_eq!(walk(&with_pkru(Some(right)), &words, LINEAR, access), None);
-            // A supervisor is bound by them as well.
+            // A supervisor's accesses are restricted by them as well.
             let supervisor = Registers {
                 cpl: 0,
                 ..with_pkru(Some(right))

@@ -1,4 +1,5 @@
-//! What disks are asked as pages come and the limit changes, by a clock that stands at the looks.
+//! Mode of the disks' reports as pages come and the limit changes, with a clock that is set to the
+//! time of the checks.
 
 use guest_mem::{Gpa, GuestRam, HugePages, PAGE_SIZE};
 
@@ -8,7 +9,7 @@ use crate::book::{Ahead, Block, Command, Ended, Op, Page, Seen, Span};
 const PAGES: u32 = 64;
 const LIMIT: usize = 32;
 
-/// What there is around a watermark, with a clock that stands at its looks.
+/// A watermark, its book and memory, and a clock that is set to the time of its checks.
 struct Fixture {
     watermark: Watermark,
     book: Book,
@@ -32,20 +33,21 @@ impl Fixture {
         self.watermark.rise(&mut self.book, &self.ram);
     }
 
-    /// The next look is due.
+    /// Makes the next check, which is due.
     fn look(&mut self) {
         self.now = after(self.now, LOOK);
         self.watermark.look(self.now, &mut self.book, &self.ram);
     }
 
-    /// What a disk does at its next request; it says what it has seen.
+    /// Makes a disk's next request: returns its mode, and reports that the disk has seen the
+    /// change.
     fn reports(&mut self) -> Reports {
         let reports = self.ram.reports();
         self.watermark.seen(self.watermark.asked);
         reports
     }
 
-    /// A disk has read a block for each of these pages.
+    /// Makes a disk read a block for each of these pages.
     fn read(&mut self, pages: std::ops::Range<u32>) {
         for page in pages {
             let first = Block {
@@ -63,7 +65,7 @@ impl Fixture {
         }
     }
 
-    /// So many of the pages that came first leave for their blocks.
+    /// Makes `count` of the pages that came first leave for their blocks.
     fn leave(&mut self, count: usize) {
         let present = self.book.present();
         self.book.set_limit(present - count);
@@ -101,19 +103,19 @@ fn a_raised_limit_ends_reports_once_nothing_is_on_a_disk_alone_and_a_lowered_one
     own.look();
     assert_eq!(own.reports(), Reports::On);
 
-    // Plenty, until something leaves again.
+    // Memory is plentiful until pages leave again.
     own.book.set_limit(2 * PAGES as usize);
     assert_eq!(own.ram.reports(), Reports::On, "a look decides it");
     own.look();
     assert_eq!(own.ram.reports(), Reports::Draining);
-    // The disks have not said that they have seen it.
+    // The disks have not reported that they have seen it.
     own.look();
     assert_eq!(
         (own.ram.reports(), own.book.tracked()),
         (Reports::Draining, 25)
     );
     assert_eq!(own.reports(), Reports::Draining);
-    // Five are on the disk alone.
+    // Five pages are on the disk alone.
     own.look();
     assert_eq!((own.reports(), own.book.tracked()), (Reports::Draining, 25));
     for page in 0..5 {
@@ -130,7 +132,7 @@ fn a_raised_limit_ends_reports_once_nothing_is_on_a_disk_alone_and_a_lowered_one
     assert!(own.book.knows_no_disk());
     assert_eq!(own.watermark.deadline(), None);
 
-    // Not by time, but by the first turn that finds too little.
+    // Not by a timed check, but by the first turn that finds memory short.
     own.look();
     assert_eq!(own.reports(), Reports::Off);
     own.book.set_limit(LIMIT);
@@ -140,7 +142,7 @@ fn a_raised_limit_ends_reports_once_nothing_is_on_a_disk_alone_and_a_lowered_one
 }
 
 #[test]
-fn a_disk_that_drains_when_pages_are_short_again_goes_on_and_its_answer_comes_too_late() {
+fn a_late_answer_to_an_earlier_draining_is_ignored() {
     let mut own = Fixture::new();
     own.read(0..25);
     own.rise();
@@ -154,7 +156,7 @@ fn a_disk_that_drains_when_pages_are_short_again_goes_on_and_its_answer_comes_to
     own.book.set_limit(2 * PAGES as usize);
     own.look();
     assert_eq!(own.ram.reports(), Reports::Draining);
-    // Requests that began in between let pages stand for blocks. Another disk's answer says no more
+    // Requests that began in between make blocks back pages. Another disk's answer says no more
     // than the first one's.
     own.watermark.seen(first);
     own.look();

@@ -1,4 +1,4 @@
-//! A kernel that tells the truth passes, and one that lies about a single thing is found out.
+//! A correct kernel passes, and a kernel that lies about a single thing is found out.
 
 use std::cell::RefCell;
 
@@ -23,7 +23,7 @@ enum Lie {
     ZeroDoesNothing,
 }
 
-/// One page under a kernel with at most one fault.
+/// A page under a kernel with at most one fault.
 #[derive(Debug, Default)]
 struct Page {
     value: Option<u64>,
