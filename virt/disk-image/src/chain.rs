@@ -41,7 +41,7 @@ pub(crate) struct Opened {
 pub(crate) struct Files {
     /// The image's own.
     own: OpenFile,
-    /// What is behind it, and behind that.
+    /// Its backing file, the backing file's own, and so on.
     behind: Vec<OpenFile>,
 }
 
@@ -74,7 +74,7 @@ impl Files {
         self.own.file.has_packed() || self.behind.iter().any(|open| open.file.has_packed())
     }
 
-    /// What the library makes of them, read anew: what they hold is all that is known.
+    /// Opens them with the library anew: no state but the files' contents is kept.
     pub(crate) fn load(&self) -> io::Result<FormatAccess<ImageFile>> {
         let mut behind = None;
         for file in self.behind.iter().rev() {
@@ -342,7 +342,7 @@ fn resolve(image: &Path, name: &Path) -> PathBuf {
     }
 }
 
-/// What the library says when it cannot open an image.
+/// Classifies the library's error on opening an image.
 fn kind_of(error: io::Error) -> ImageErrorKind {
     match error.raw_os_error() {
         Some(_) => ImageErrorKind::Io(error),

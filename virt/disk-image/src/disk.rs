@@ -317,7 +317,8 @@ impl Drop for ImageDisk {
             // A worker catches what the library throws.
             let _ = thread.join();
         }
-        // The device is done with it; a power cut later should find what it was told is done.
+        // The device is done with it; a later power cut must not lose writes that were completed to
+        // it.
         if !self.options.read_only
             && !self.queue.is_dead()
             && let Err(error) = self.image.flush()

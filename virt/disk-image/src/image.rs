@@ -155,7 +155,7 @@ impl Drop for Alone<'_> {
     }
 }
 
-/// What a write needs.
+/// Allocation that a write needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Need {
     /// All its clusters are there and may be written.
@@ -486,7 +486,7 @@ fn need(
     Ok(need)
 }
 
-/// What a range holds, as far as discarding it cares.
+/// Content of a range, as far as a discard distinguishes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Run {
     /// It reads as zero already.

@@ -1,4 +1,4 @@
-//! What has to be on the disk before what, so that a power cut loses nothing that was flushed.
+//! Write ordering of metadata, so that a power cut loses nothing that was flushed.
 //!
 //! A disk may write what the page cache holds in any order between two syncs. Four orders matter to
 //! the format; they are those that QEMU keeps by the dependencies between its metadata caches. A
@@ -43,7 +43,7 @@ use crate::medium::{Medium, read_known};
 /// version 3).
 const ZERO: u64 = 1;
 
-/// What a cluster of the file is, if the tables refer to it and it is not data.
+/// Kind of a metadata cluster: one that the tables refer to and that is not data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     L1,
@@ -52,7 +52,7 @@ enum Kind {
     Refblock,
 }
 
-/// What a write changes, as far as the order goes.
+/// Effect of a write, as far as ordering depends on it.
 #[derive(Debug, Default)]
 pub(crate) struct Change {
     /// It refers to something new.
@@ -70,7 +70,7 @@ pub(crate) struct Change {
     tables: Vec<(u64, Option<Kind>)>,
 }
 
-/// What was written since the last sync, of an image open for writing.
+/// Record of the writes since the last sync, of an image open for writing.
 pub(crate) struct Order {
     /// L2 tables and refcount blocks, by number of their cluster.
     tables: HashMap<u64, Kind>,
@@ -243,7 +243,7 @@ impl Order {
         !self.dropped.is_empty() && clusters.any(|cluster| self.dropped.contains(&cluster))
     }
 
-    /// What emptying a range would change: it holds data, or nothing any more.
+    /// Returns the effect of emptying a range, whether it holds data or nothing any more.
     pub(crate) fn emptying(&self, layout: &Layout, offset: u64, len: u64) -> Change {
         Change {
             is_fresh: true,

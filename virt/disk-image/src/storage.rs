@@ -49,7 +49,7 @@ use crate::medium::{Medium, read_known, read_some};
 use crate::order::{Change, Order};
 use crate::vet::{self, Tables};
 
-/// What may be done to the file from outside the library.
+/// File of an image, with the state that is shared with callers outside the library.
 pub(crate) struct Shared {
     file: Box<dyn Medium>,
     path: PathBuf,
@@ -62,7 +62,7 @@ pub(crate) struct Shared {
     layout: Mutex<Option<Layout>>,
     /// Calls that the file has for ranges; found out when the first is made.
     support: Mutex<Option<RangeSupport>>,
-    /// What waits for a sync, of an image with barriers.
+    /// Writes that no sync covers yet, of an image with barriers.
     order: Option<Mutex<Order>>,
     /// Bytes of a cluster; 1: a raw file, which ends where it ends.
     cluster: u64,

@@ -20,7 +20,7 @@ use vio::blk::{Op, Outcome};
 const SIZE: u64 = 64 << 20;
 /// Unit of the writes; each is 1 to 24 of them.
 const BLOCK: u64 = 4096;
-/// What is written whole or not at all, whatever the clusters.
+/// Unit of atomic writes, in bytes, whatever the size of a cluster.
 const SECTOR: u64 = 512;
 
 /// A sector says where it is and which generation wrote it; generation 0 was never written.
@@ -109,7 +109,7 @@ fn writer() {
     }
 }
 
-/// What may be in a sector: the last thing that ended, or anything started after it.
+/// Generations that a sector may hold: the last write that ended, or any started after it.
 #[derive(Clone, Debug, Default)]
 struct Known {
     may_be: Vec<u64>,

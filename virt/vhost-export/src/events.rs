@@ -1,4 +1,4 @@
-//! What the session asks for, and how it is done.
+//! Events of the session, and their execution.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -160,8 +160,9 @@ impl<M: RegionMemory> Peer<M> {
         device.set_service(Service::Full);
         if outcome.is_ok() && self.has_begun {
             device.set_memory(self.memory.keep_alive());
-            // Rings that have faulted may be in memory again, and their drivers were told that
-            // nobody needs kicks. Nobody brings in what the former memory lacked.
+            // Rings that have faulted may be in memory again, and their drivers were notified that
+            // no kicks are needed. Tickets for pages that the former memory lacked are never
+            // completed.
             device.for_each_ring(|ring| {
                 if let Some(Parked::Ticket(ticket)) = ring.parked() {
                     ring.ticket_done(ticket);
@@ -382,8 +383,8 @@ impl<M: RegionMemory> Peer<M> {
         }
     }
 
-    /// Forgets all rings and the device's state, once nothing is in flight; whether it is done.
-    /// What ends until then is still shown.
+    /// Forgets all rings and the device's state once nothing is in flight, and returns whether it
+    /// has. Completions until then are still published.
     pub(crate) fn reset(
         &mut self,
         device: &mut Device<impl DeviceClass>,

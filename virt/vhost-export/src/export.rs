@@ -1,4 +1,4 @@
-//! What a sidecore polls: one device and its socket.
+//! Poller that a sidecore runs for one device and its socket.
 
 use std::cell::Cell;
 use std::os::fd::AsRawFd;
@@ -25,14 +25,14 @@ use crate::spare;
 const TOKEN_LISTENER: u32 = TOKEN_SOCKET + 1;
 const TOKEN_DEVICE: u32 = TOKEN_SOCKET + 2;
 
-/// What a connection costs, in nanoseconds.
+/// Cost of a connection, in nanoseconds.
 const ACCEPT_COST: u64 = 10_000;
 
-/// What other threads tell or ask an export.
+/// Message of another thread to an export.
 pub enum ExportMessage {
-    /// Somebody wants the counters.
+    /// Request for the counters.
     Stats(Reply<ExportStats>),
-    /// What an access to guest memory waited for has happened.
+    /// The memory that an access to guest memory waited for is there.
     TicketDone(Ticket),
 }
 
@@ -41,17 +41,17 @@ pub struct Export<C: DeviceClass, M = ForeignRam> {
     config: ExportConfig,
     log: Arc<Log>,
     deferred: Arc<DeferredDrop>,
-    /// Of the front end, whichever connects: a permit that ended with the connection would be had
-    /// again by connecting again.
+    /// Shared by all front ends that connect: if the permit ended with the connection, a front end
+    /// would regain it by connecting again.
     permit: WritePermit,
-    /// That it was withdrawn has been said.
+    /// The withdrawal of the permit has been logged.
     is_withdrawal_said: bool,
-    /// A connection that has ended, until the sidecore has let go of its probe, which holds guest
+    /// A connection that has ended, until the sidecore has released its probe, which holds guest
     /// memory too.
     parting: Option<Peer<M>>,
     has_let_go: Cell<bool>,
     device: Device<C>,
-    /// Without a region: what a connection begins with.
+    /// Memory without a region: the initial memory of a connection.
     memory: M,
     listener: UnixListener,
     peer: Option<Peer<M>>,
@@ -74,7 +74,7 @@ impl<C: DeviceClass, M> fmt::Debug for Export<C, M> {
 }
 
 impl<C: DeviceClass> Export<C> {
-    /// Serves `device` to whoever connects to `listener`.
+    /// Serves `device` to the front ends that connect to `listener`.
     ///
     /// # Errors
     /// The listener cannot be made non-blocking.
@@ -240,8 +240,8 @@ impl<C: DeviceClass, M: RegionMemory> Export<C, M> {
         let activity = match served {
             Served::Gone => {
                 say!(self.log, info, "the connection has ended");
-                // One that is there already has been let go, or has no memory of any weight to
-                // speak of.
+                // A connection that is there already has been released by the probe, or has no
+                // memory worth mentioning.
                 self.part();
                 self.parting = self.peer.take();
                 self.has_let_go.set(false);
@@ -391,7 +391,7 @@ where
         let was_ending = self.peer.as_ref().is_some_and(Peer::is_closing);
         let activity = self.serve(turn);
         if was_ending && self.peer.is_none() {
-            // Whoever waited for that.
+            // Accept the front end that waited for the end of the former connection.
             self.accept(turn);
         }
         activity

@@ -58,7 +58,7 @@ const ANSWERS: usize = guest_mem::MAX_MISSES;
 const UPDATES: usize = 128;
 /// Longest payload of an answer: a number, and room for what is none.
 const MAX_ANSWER: usize = 64;
-/// What sending a miss, or taking its answer, costs in nanoseconds.
+/// Cost of sending a miss, or of taking its answer, in nanoseconds.
 const MISS_COST: u64 = 2_000;
 
 /// The socket for requests of ours.
@@ -96,7 +96,7 @@ impl Channel {
 /// A ring that has been started, and whose areas have no translation yet.
 pub(crate) struct StartingRing {
     pub(crate) config: RingConfig,
-    /// What it waits for.
+    /// Ticket of the translation that it waits for.
     waits: Option<Ticket>,
     /// It cannot start; the front end has been notified.
     is_failed: bool,
@@ -487,7 +487,7 @@ fn update<M: RegionMemory>(
         .map(|()| Answer::Done)
 }
 
-/// What an answer to a miss says; `None`: it is none.
+/// Parses the answer to a miss: whether it reports success. `None`: the message is no such answer.
 fn answer(message: &Message) -> Option<bool> {
     let is_reply = message.head.is_reply()
         && message.head.request.0 == BackendRequestId::IOTLB_MSG.0

@@ -175,7 +175,7 @@ impl Journal for SplitJournal {
 
 struct PackedJournal {
     packed: Packed<Part>,
-    /// What the ring's numbers stand for.
+    /// Slots of the region, by the number that the ring knows them by.
     slots: Vec<Option<Slot>>,
     free: Vec<u16>,
     descs: Vec<PackedDesc>,

@@ -1,5 +1,4 @@
-//! What an export says of its front end: no more than a bounded number of lines, whatever that
-//! does.
+//! Log of an export about its front end: a bounded number of lines, whatever the front end does.
 
 use sidecore::Nanos;
 use vio::LineBudget;

@@ -15,10 +15,11 @@ use vhost_user::wire::{IotlbAccess, IotlbRange, MemRegion};
 /// The device's name in the view; there is no IOMMU that would tell devices apart.
 const SOURCE: SourceId = SourceId(0);
 
-/// Guest memory in regions that a front end describes. It may answer that something is not there
-/// yet: whoever brings it in sends [`TicketDone`](crate::ExportMessage::TicketDone) then.
+/// Guest memory in regions that a front end describes. An access may be pending because a page is
+/// not there yet: the pager that brings it in sends
+/// [`TicketDone`](crate::ExportMessage::TicketDone) then.
 pub trait RegionMemory: PhysMem + Clone + Send + 'static {
-    /// The memory of these regions, in any order. What stays of the former ones keeps its mapping.
+    /// Returns the memory of these regions, in any order. Regions that stay keep their mapping.
     ///
     /// # Errors
     /// A region that cannot be had.
@@ -38,7 +39,7 @@ impl RegionMemory for ForeignRam {
     }
 }
 
-/// What stands between the device and memory.
+/// Translation between the device and memory.
 enum Translation {
     /// Nothing: addresses are guest addresses.
     Direct(DirectMap),
@@ -46,8 +47,8 @@ enum Translation {
     Tlb(Box<DeviceTlb>),
 }
 
-/// The device's door to memory, through what translates. Chosen once for a visit, so that nothing
-/// is chosen in it.
+/// Device's view of memory, by kind of translation. Chosen once for a visit, so that accesses
+/// within it need no dispatch.
 pub(crate) enum Views<'a, M: PhysMem> {
     Direct(View<'a, DirectMap, M>),
     Tlb(View<'a, DeviceTlb, M>),
@@ -213,7 +214,7 @@ impl<M: RegionMemory> Memory<M> {
         })
     }
 
-    /// What keeps it mapped.
+    /// Returns a handle that keeps the memory mapped.
     pub(crate) fn keep_alive(&self) -> KeepAlive {
         self.ram.keep_alive()
     }
@@ -223,7 +224,7 @@ impl<M: RegionMemory> Memory<M> {
         self.ram.is_lost()
     }
 
-    /// The device's door to it: see [`with_view`].
+    /// Returns the device's view of it: see [`with_view`].
     #[inline]
     pub(crate) fn views(&mut self) -> Views<'_, M> {
         match &mut self.translation {

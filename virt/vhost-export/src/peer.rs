@@ -31,19 +31,19 @@ pub(crate) const TOKEN_CHANNEL: u32 = TOKEN_SOCKET + 3;
 /// Messages taken at one look at the socket: a front end that sends without end gets its turn
 /// again.
 const MESSAGES: u32 = 16;
-/// What a message costs its front end at least, in nanoseconds; one that takes longer (mapping
-/// memory) is charged its time.
+/// Least cost of a message to its front end, in nanoseconds; one that takes longer (mapping memory)
+/// is charged its time.
 const MESSAGE_COST: u64 = 3_000;
 /// Between two tries to send to a front end that does not read, in nanoseconds.
 const FLUSH_EVERY_NS: u64 = 1_000_000;
-/// What a call costs, in nanoseconds.
+/// Cost of a call, in nanoseconds.
 const CALL_COST: u64 = 500;
 /// Memory regions of one guest: QEMU asks for this number, and gives hot-plugged memory one each.
 const MAX_REGIONS: usize = 64;
 
-/// What is served to every front end. BACKEND_REQ is for translations, and for user-mode Linux 6.1,
-/// which asks its kernel for the interrupt of its rings only along with the channel, and fails
-/// without.
+/// Protocol features that are offered to every front end. BACKEND_REQ is for translations, and for
+/// user-mode Linux 6.1, which asks its kernel for the interrupt of its rings only along with the
+/// channel, and fails without.
 pub(crate) const PROTOCOL: ProtocolFeatures = ProtocolFeatures(
     ProtocolFeatures::MQ.0
         | ProtocolFeatures::REPLY_ACK.0
@@ -68,8 +68,8 @@ pub fn has_inflight_regions() -> bool {
     })
 }
 
-/// What is served to the front ends of a device of this type. Those of network devices have its
-/// configuration themselves, and QEMU warns of an offer.
+/// Returns the protocol features that are offered to the front ends of a device of this type. Those
+/// of network devices have its configuration themselves, and QEMU warns of an offer.
 fn protocol(device_type: u16) -> ProtocolFeatures {
     let mut protocol = PROTOCOL;
     if !has_inflight_regions() {
@@ -83,10 +83,11 @@ fn protocol(device_type: u16) -> ProtocolFeatures {
     protocol
 }
 
-/// What is offered to the front ends of a device. Those of a network device have its address and
-/// the state of its link themselves (CONFIG is not offered): neither these nor what filters by the
-/// address is, which nobody tells the device. User-mode Linux would take what it cannot read for
-/// the address, and for a link that is down.
+/// Returns the device features that are offered to the front ends. Front ends of a network device
+/// have its address and the state of its link themselves (CONFIG is not offered), and do not send
+/// them to the device. So neither these two nor filters by address are offered. User-mode Linux
+/// would otherwise take a configuration space that it cannot read for the address, and for a link
+/// that is down.
 fn features(device: &Device<impl DeviceClass>) -> u64 {
     const BY_ADDRESS: u64 = net_feature::MAC
         | net_feature::STATUS
@@ -120,7 +121,7 @@ pub(crate) enum Task {
 }
 
 impl Task {
-    /// Who waits, for the log.
+    /// Returns the name of the waiting operation, for the log.
     fn waiter(&self) -> &'static str {
         match self {
             Self::StartRing(..) => "starting a ring",
@@ -137,11 +138,11 @@ impl Task {
 #[derive(Clone, Copy)]
 struct Wait {
     since: Nanos,
-    /// The drain limit has passed: what that means has been done, once.
+    /// The drain limit has passed and has been acted on, once.
     is_overdue: bool,
 }
 
-/// What came of looking at a task.
+/// Outcome of an attempt to advance a task.
 enum Advance {
     /// There is none.
     Nothing,
@@ -177,7 +178,7 @@ pub(crate) struct Peer<M> {
     pub(crate) put_off: Option<Message>,
     /// Replies to what was taken while a ring was being stopped, which follow the reply to that.
     pub(crate) late: Vec<Message>,
-    /// How long the task has waited.
+    /// Wait of the task for requests in flight.
     wait: Option<Wait>,
     /// The socket takes no more replies: when to try again.
     flush_at: Nanos,
@@ -190,11 +191,11 @@ pub(crate) struct Peer<M> {
     violations: u64,
     /// The rings' words, as of the last idle visit.
     pub(crate) watches: Vec<Option<Watch>>,
-    /// Every ring has one, so the probe tells all there is to tell.
+    /// Every ring has a watch, so the probe covers all of them.
     pub(crate) is_watched: bool,
 }
 
-/// What came of serving a peer.
+/// Outcome of serving a peer.
 pub(crate) enum Served {
     /// It goes on.
     On(Activity),
@@ -256,8 +257,8 @@ impl<M: RegionMemory> Peer<M> {
         })
     }
 
-    /// Registers all descriptors; not the socket of a connection that is over, which nobody would
-    /// remove again.
+    /// Registers all descriptors, except the socket of a connection that is over: it would not be
+    /// removed again.
     pub(crate) fn register(&self, wakes: &mut Wakes) -> std::io::Result<()> {
         if !self.is_closing() {
             wakes.add(self.socket.as_raw_fd(), TOKEN_SOCKET)?;
@@ -401,7 +402,8 @@ impl<M: RegionMemory> Peer<M> {
         self.is_closing() && !is_overdue
     }
 
-    /// What `ticket` stood for has happened: a ring that waits for it starts at the next visit.
+    /// The memory that `ticket` waits for is there: a ring that waits for it starts at the next
+    /// visit.
     pub(crate) fn ticket_done(&mut self, ticket: Ticket) {
         if let Some(Task::StartRing(_, waits)) = &mut self.task {
             *waits = waits.filter(|&own| own != ticket);
@@ -677,10 +679,10 @@ impl<M: RegionMemory> Peer<M> {
         Advance::Done
     }
 
-    /// A task has found requests in flight. Stops, resets and changes of memory wait for them,
-    /// however slow the disk: a request that is cancelled fails in the guest, and one that cannot
-    /// be would take the device with it. Only at the end of a connection, where nobody waits for
-    /// them any more, are they asked to end; the next connection runs them again.
+    /// Notes that a task waits for requests in flight. Stops, resets and changes of memory wait for
+    /// them, however slow the disk: a request that is cancelled fails in the guest, and one that
+    /// cannot be cancelled would make the device unusable. Only at the end of a connection, where
+    /// no driver waits for them any more, are they cancelled; the next connection runs them again.
     fn note_wait(
         &mut self,
         task: &Task,
@@ -713,7 +715,7 @@ impl<M: RegionMemory> Peer<M> {
         );
     }
 
-    /// What was waited for has ended: said if the wait was.
+    /// Notes that the wait of a task has ended, and logs it if the wait was logged.
     fn note_end_of_wait(&mut self, task: &Task, now: Nanos) {
         if let Some(wait) = self.wait.take()
             && wait.is_overdue

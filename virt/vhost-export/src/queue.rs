@@ -63,7 +63,7 @@ impl Queue {
     }
 }
 
-/// A descriptor by which the front end is told something.
+/// Descriptor by which the front end is notified.
 #[derive(Debug)]
 pub(crate) enum Notifier {
     /// An eventfd.
@@ -109,7 +109,7 @@ pub(crate) fn check_eventfd(what: &str, fd: &SharedFd) -> Result<(), Refusal> {
     check_kind(what, fd, &kind(what, fd)?)
 }
 
-/// What the kernel calls the file behind a descriptor.
+/// Returns the kernel's name of the file behind a descriptor.
 fn kind(what: &str, fd: &SharedFd) -> Result<PathBuf, Refusal> {
     let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
     std::fs::read_link(path).map_err(|error| {

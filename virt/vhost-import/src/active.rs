@@ -11,9 +11,9 @@ use crate::handshake::{Offer, RingFds, ring};
 use crate::memory::Indices;
 use crate::shared::Activation;
 
-/// What went wrong while rings were started.
+/// Failure of a start of the rings.
 pub(crate) enum StartError {
-    /// Another connection may do better.
+    /// The connection has failed; another one may succeed.
     Connection(CallError),
     /// The device cannot go on.
     Broken(ImportError),

@@ -27,7 +27,7 @@ pub enum Class {
     Net(NetIdentity),
 }
 
-/// What the guest reads of a network device that is not the back end's.
+/// Properties of a network device that the guest reads and that do not come from the back end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NetIdentity {
     /// Station address.
@@ -98,8 +98,8 @@ impl Class {
         }
     }
 
-    /// Features that are offered whatever the back end says, and of which it hears only if it
-    /// offers them.
+    /// Features that are offered to the guest whatever the back end offers. They are acknowledged
+    /// to the back end only if it offers them.
     pub(crate) const fn own_features(&self, queues: u16) -> u64 {
         let Self::Net(identity) = self else {
             return 0;
@@ -115,7 +115,7 @@ impl Class {
         NET_MAC | NET_STATUS | mtu | pairs
     }
 
-    /// Features of which the back end is never told: what they are about is served here.
+    /// Features that are never acknowledged to the back end: they are served here.
     pub(crate) const fn untold_features(&self) -> u64 {
         match self {
             Self::Block => 0,

@@ -19,11 +19,11 @@ use crate::memory::user_addr;
 /// Messages without an answer from which on no further command is taken.
 const AWAITED: usize = 64;
 
-/// Why a session ends.
+/// Reason why a session ends.
 pub(crate) enum SessionError {
-    /// Another connection may do better.
+    /// The connection has failed; another one may succeed.
     Connection(String),
-    /// It may go on using what it was to forget: the device cannot go on.
+    /// The back end may go on using an entry that was invalidated: the device cannot go on.
     Unforgotten(String),
 }
 
@@ -88,7 +88,7 @@ impl IotlbSession {
         self.awaited.len() < AWAITED
     }
 
-    /// Whether everything it was told has been answered.
+    /// Whether every message sent to it has been answered.
     pub fn is_settled(&self) -> bool {
         self.awaited.is_empty()
     }
@@ -98,7 +98,7 @@ impl IotlbSession {
         (self.misses.len() < MISSES).then(|| self.channel.socket())
     }
 
-    /// What is not answered could not be until now.
+    /// Restarts the time limit of answers: until now the back end could not answer.
     pub fn answers_begin(&mut self) {
         self.since = Instant::now();
     }

@@ -39,12 +39,13 @@
 //! **The back end is not trusted** with our time: every reply is bounded in size, and all but one
 //! have a limit ([`ImportConfig`]). A stop has none: the back end answers it when its last request
 //! has ended, and may write guest memory until then. It ends with the answer, the connection, or
-//! when the owner gives up, as a machine that ends does. What no limit reaches (descriptors of its
-//! own that are slow to close) holds the link thread, hence its own disk, and nobody else. It is
-//! trusted with guest memory, as vhost-user is built: it maps all of it.
+//! when the owner gives up, as a machine that ends does. An operation that no limit covers (the
+//! close of a descriptor of the back end that is slow to close) blocks the link thread, hence its
+//! own device, and no other thread. The back end is trusted with guest memory, as vhost-user is
+//! built: it maps all of it.
 //!
 //! **Several pairs** of a network device bring a control queue, which the owner serves
-//! ([`vio::Remote`]); the back end is told of its result alone: rings of pairs that the driver does
+//! ([`vio::Remote`]). The back end receives its result alone: rings of pairs that the driver does
 //! not use are disabled.
 //!
 //! **Left out:** packed rings (where a ring stands after a crash cannot be read from guest memory),

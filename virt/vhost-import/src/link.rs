@@ -39,7 +39,7 @@ pub(crate) struct Link {
     shared: Arc<Shared>,
     memory: Memory,
     fds: RingFds,
-    /// What the guest was told at the start.
+    /// Offer of the first connection, which the guest has seen.
     offer: Offer,
     connection: Option<Connection>,
     connected_at: Instant,
@@ -95,7 +95,7 @@ impl Link {
         }
     }
 
-    /// Until it is told to end.
+    /// Carries orders out and keeps the connection until [`Shared::end`].
     pub fn run(mut self) {
         while !self.shared.is_over() {
             self.look_for_cut_off();

@@ -1,10 +1,10 @@
-//! Guest RAM as it is told to the back end.
+//! Guest RAM as it is described to the back end.
 //!
 //! A region's *user address* is a name that both sides of a socket agree upon, for ring addresses;
-//! ours says nothing about where this process has mapped anything. Behind an IOMMU rings are where
-//! the driver says, at IOVAs, and user addresses are where these go. The kernel's vhost takes the
-//! addresses of this process for it, which are the binding's to know
-//! ([`KernelBackEnd`](crate::KernelBackEnd)).
+//! ours do not reveal where this process has mapped anything. Behind an IOMMU rings are at IOVAs,
+//! as the driver has set them, and IOVAs translate to user addresses. The kernel's vhost needs the
+//! addresses of this process instead; the binding ([`KernelBackEnd`](crate::KernelBackEnd)) knows
+//! them.
 
 use std::io;
 use std::ops::RangeInclusive;

@@ -11,7 +11,8 @@
 //! take            begin(head)                    begin(descriptors) ─▶ Slot
 //! return, n times complete(head)                 complete(slot)
 //!                                                advance()
-//! publish         the caller stores used.idx     the caller writes used descriptors, first one's flags last
+//! publish         the caller stores used.idx     the caller writes used descriptors, the first
+//!                                                one's flags last
 //! forget          commit()                       commit()
 //! after a crash   recover(used.idx) ─▶ heads     recover(the ring's flags) ─▶ descriptor chains
 //! ```

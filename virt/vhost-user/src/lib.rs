@@ -19,9 +19,9 @@
 //! session does no I/O at all, so a sequence of messages always gives the same replies and events.
 //!
 //! **The peer is not trusted.** Sizes are bounded before memory is taken, descriptors are owned
-//! from the moment they arrive and closed with whatever refuses them, each value is checked once,
-//! and every error is a typed value that names the request and the field. A request refused is told
-//! to the front end where the protocol has a way to; where it has none, the session ends.
+//! from the moment they arrive and closed with the message that is refused, each value is checked
+//! once, and every error is a typed value that names the request and the field. A refusal is
+//! reported to the front end where the protocol has a way to; where it has none, the session ends.
 //!
 //! **Left out:** rings and memory (mapping, translation), devices, dirty logging, post-copy
 //! migration, the device's status, RARP, MTU, in-band notifications, crypto, GPU and cross-endian

@@ -1,9 +1,9 @@
 //! The common configuration structure of virtio over PCI (Virtio 1.2, §4.1.4.3), without the device
 //! behind it.
 //!
-//! What the driver writes is kept here and handed to the device in one piece at DRIVER_OK. The
-//! registers whose writes do something (device status, queue enable) answer with an [`Effect`] for
-//! the transport.
+//! Values that the driver writes are kept here and handed to the device in one piece at DRIVER_OK.
+//! Writes of registers that trigger an action (device status, queue enable) return an [`Effect`]
+//! for the transport.
 
 use guest_mem::Iova;
 use vio::QueueConfig;
@@ -21,7 +21,7 @@ pub mod status {
     pub const NEEDS_RESET: u8 = 64;
 }
 
-/// What a write asks the transport to do.
+/// Action that the transport must take after a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// Nothing beyond the register.
@@ -113,8 +113,8 @@ impl CommonConfig {
         fresh
     }
 
-    /// What `config_generation` reads from now on: the device's, which changes with its
-    /// configuration space.
+    /// Sets the value of `config_generation`: the device's, which changes with its configuration
+    /// space.
     pub fn set_generation(&mut self, generation: u8) {
         self.generation = generation;
     }
@@ -240,8 +240,7 @@ impl CommonConfig {
 
     fn write_status(&mut self, value: u8) -> Effect {
         if value == 0 {
-            // An untouched device has nothing to drain, but going through the same door costs
-            // nothing.
+            // A device whose status is zero already has nothing to reset.
             self.resetting = self.status != 0;
             return if self.resetting {
                 Effect::Reset

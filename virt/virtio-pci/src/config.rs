@@ -98,8 +98,9 @@ fn body(kind: u8, offset: u64, len: u32) -> [u8; 14] {
     body
 }
 
-/// What the configuration access window points at: BAR 0, an aligned offset, and 1, 2 or 4 bytes.
-/// `None` for anything else, which does nothing (§4.1.4.9.1 forbids it to the driver).
+/// Returns the offset in BAR 0 and the length (1, 2 or 4 bytes, aligned) that the configuration
+/// access window points at. `None` for any other target: such an access does nothing (§4.1.4.9.1
+/// forbids it to the driver).
 pub fn access_target(config: &ConfigSpace, access: u16) -> Option<(u64, usize)> {
     let word =
         |at: u16| u32::from_le_bytes(config.bytes(access + at, 4).try_into().expect("four bytes"));

@@ -20,13 +20,13 @@
 //! flight goes through buffers of ours and so reaches no guest memory. The end is a stop for good
 //! ([`Function::end`]), for which no driver waits.
 //!
-//! A device that keeps translations beyond a call is told of those that are revoked, and may hold
-//! the guest's wait for them until it has forgotten them too ([`QueueDevice::invalidated`]). Holds
-//! end with the device's reset.
+//! A device that keeps translations beyond a call is notified of those that are revoked. It may
+//! hold the guest's wait for the invalidation until it has dropped them too
+//! ([`QueueDevice::invalidated`]). Holds end with the device's reset.
 //!
-//! A device that is served elsewhere interrupts without us ([`VirtioFunction::with_lines`]): here
-//! it is only kept true which message each queue's signal stands for, after every write that may
-//! have changed it.
+//! A device that is served elsewhere interrupts without a call into this module
+//! ([`VirtioFunction::with_lines`]): the function only updates the message behind each queue's
+//! signal, after every write that may have changed it.
 
 use std::os::fd::RawFd;
 
@@ -263,7 +263,7 @@ impl<D: QueueDevice> VirtioFunction<D> {
         }
     }
 
-    /// Lets go of invalidations that the device holds no longer.
+    /// Releases invalidations that the device holds no longer.
     fn release_holds<C>(&mut self, out: &mut Effects<C>) {
         while let Some(hold) = self.device.take_released() {
             out.release(HoldId(hold));
@@ -364,8 +364,8 @@ impl<D: QueueDevice + Send, C> Function<C> for VirtioFunction<D> {
         self.kick(queue);
     }
 
-    /// None while it may not run: nobody would read what has arrived. But for a device that keeps
-    /// translations, which may have to say that it has forgotten some.
+    /// Adds none while the device may not run: no call would read them. The exception is a device
+    /// that keeps translations, which may have to report that it has dropped some.
     fn wake_fds(&self, add: &mut dyn FnMut(RawFd)) {
         let may_hold = self.lifecycle.is_active() && self.device.hears_invalidations();
         if self.lifecycle.is_live() || may_hold {

@@ -53,7 +53,7 @@ use crate::shared::{Order, Shared};
 
 use active::Active;
 
-/// How often the interface is looked for while its rings are served.
+/// Interval between checks that the interface exists, while its rings are served.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// A split ring, as the kernel is given it.
@@ -141,14 +141,14 @@ pub trait KernelBackEnd: Send {
     fn is_gone(&self) -> bool;
 }
 
-/// What the guest is offered.
+/// Features that the guest is offered.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Offer {
     /// Features of the device.
     pub features: u64,
     /// Those of them that the back end has.
     known: u64,
-    /// Those that it is told whatever the driver has accepted.
+    /// Features that are acknowledged to the back end whatever the driver has accepted.
     forced: u64,
     has_iommu: bool,
 }
@@ -221,7 +221,7 @@ impl<B: KernelBackEnd> KernelLink<B> {
         }
     }
 
-    /// Until it is told to end.
+    /// Carries orders out until [`Shared::end`].
     pub fn run(mut self) {
         while !self.shared.is_over() {
             self.look_for_cut_off();

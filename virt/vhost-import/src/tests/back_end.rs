@@ -49,7 +49,7 @@ pub struct Plan {
     pub refuses_mtu: bool,
 }
 
-/// What its IOTLB has been told.
+/// Message about its IOTLB that the back end has received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Told {
     Update(IotlbRange, u64, IotlbAccess),
@@ -81,7 +81,7 @@ impl Default for Plan {
     }
 }
 
-/// What has come so far.
+/// Record of the messages received so far.
 #[derive(Debug, Default)]
 pub struct Seen {
     pub connections: u32,
@@ -96,7 +96,7 @@ pub struct Seen {
     pub inflight_given: Vec<Inflight>,
     /// Where it may ask.
     pub channel: Option<SharedFd>,
-    /// What its IOTLB was told, in order.
+    /// Messages about its IOTLB, in order.
     pub told: Vec<Told>,
     pub mtu: Vec<u64>,
     /// Stations that it was to announce.
@@ -327,7 +327,7 @@ impl Player {
         None
     }
 
-    /// Waits until an invalidation may be answered. False: nobody waits for it any more.
+    /// Waits until an invalidation may be answered. False: the front end has closed the connection.
     fn may_answer(&self, event: &Event, socket: &UnixStream) -> bool {
         let &Event::IotlbInvalidate(range) = event else {
             return true;

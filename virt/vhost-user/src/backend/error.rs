@@ -22,7 +22,7 @@ pub enum RequestError {
     NotNegotiated {
         /// The request.
         request: RequestId,
-        /// What it needs.
+        /// Protocol features that it needs.
         needed: ProtocolFeatures,
     },
     /// A virtio feature the request depends on was not negotiated.
@@ -30,7 +30,7 @@ pub enum RequestError {
     FeatureMissing {
         /// The request.
         request: RequestId,
-        /// What it needs.
+        /// Feature bits that it needs.
         needed: u64,
     },
     /// No such ring.
@@ -38,7 +38,7 @@ pub enum RequestError {
     RingIndex {
         /// The request.
         request: RequestId,
-        /// What it names.
+        /// Index that the request names.
         index: u32,
         /// Rings there are.
         queues: u16,
@@ -50,7 +50,7 @@ pub enum RequestError {
         request: RequestId,
         /// The ring.
         index: u8,
-        /// What is wrong.
+        /// Name of the field.
         field: &'static str,
         /// Its value.
         value: u64,
@@ -62,7 +62,7 @@ pub enum RequestError {
         request: RequestId,
         /// The ring.
         index: u8,
-        /// What is missing.
+        /// Name of the missing part.
         missing: &'static str,
     },
     /// Something that may not change under a running ring.
@@ -102,7 +102,7 @@ pub enum RequestError {
     TooManyRegions {
         /// The request.
         request: RequestId,
-        /// How many there would be.
+        /// Number of regions that there would be.
         regions: usize,
         /// The bound.
         max: usize,
@@ -130,7 +130,7 @@ pub enum RequestError {
     Daemon {
         /// The request.
         request: RequestId,
-        /// Why.
+        /// Reason that the daemon gives.
         #[source]
         source: Refusal,
     },

@@ -11,7 +11,7 @@ use crate::wire::{MemRegion, RequestId};
 pub struct Region {
     /// Where it is.
     pub place: MemRegion,
-    /// Its file. How long the file is, nobody has checked: it may be shorter, or become so.
+    /// Its file, whose length is not checked: it may be shorter than the region, or become so.
     pub fd: SharedFd,
 }
 

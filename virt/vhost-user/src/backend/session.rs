@@ -10,7 +10,7 @@ use crate::wire::{
     feature,
 };
 
-/// What becomes true in the session once the daemon has done its part.
+/// Change of the session's state that takes effect once the daemon has finished an event.
 #[derive(Debug)]
 pub(super) enum Change {
     None,
@@ -22,7 +22,7 @@ pub(super) enum Change {
     Reset,
 }
 
-/// What a request comes down to.
+/// Outcome of a valid request.
 pub(super) enum Act {
     Reply(Message),
     /// Nothing for the daemon.

@@ -15,7 +15,7 @@ pub enum FrameError {
     /// Another version of the protocol, or no header at all.
     #[error("no message of vhost-user: {request}{}, version {version} where 1 is spoken", AsText(*request))]
     Version {
-        /// What the header names.
+        /// Request that the header names.
         request: RequestId,
         /// The lower two bits of its flags.
         version: u32,
@@ -23,7 +23,7 @@ pub enum FrameError {
     /// A payload above the bound.
     #[error("{request}: payload of {size} bytes, at most {max} accepted")]
     TooLong {
-        /// What the header names.
+        /// Request that the header names.
         request: RequestId,
         /// Bytes announced.
         size: u32,

@@ -8,7 +8,7 @@ use super::{CallError, Connection};
 use crate::channel::{ReceiveError, Receiver, SendError, Sender};
 use crate::wire::{BackendRequest, DecodeError, Message, Request, RequestId};
 
-/// Why the channel is of no use any more. The connection that it belongs to is not either.
+/// Reason why the channel cannot be used any more. The connection that it belongs to cannot either.
 #[derive(Debug, thiserror::Error)]
 pub enum ChannelError {
     /// Nothing more can be received.

@@ -1,4 +1,4 @@
-//! Which messages in which order: negotiation, memory, starting and stopping rings.
+//! Sequences of messages: negotiation, memory, starting and stopping rings.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -8,7 +8,7 @@ use crate::wire::{
     VringFd, VringState, feature,
 };
 
-/// What a back end offers.
+/// Offer of a back end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offer {
     /// Virtio features, and bit 30.

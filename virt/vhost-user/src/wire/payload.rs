@@ -20,7 +20,7 @@ pub(super) const VRING_F_LOG: u32 = 1;
 pub struct VringState {
     /// Ring.
     pub index: u32,
-    /// What the request is about: entries, base, or 0 and 1.
+    /// Value by request: number of entries, base, or 0 and 1.
     pub num: u32,
 }
 const _: () = assert!(size_of::<VringState>() == 8);
@@ -63,7 +63,7 @@ pub struct MemRegion {
 }
 const _: () = assert!(size_of::<MemRegion>() == 32);
 
-/// Who changes the configuration space.
+/// Origin of a change of the configuration space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConfigKind {
     /// The guest, flags 0: only writable fields.

@@ -1,4 +1,4 @@
-//! What live clients do, in their order.
+//! Sequences of messages that real clients send.
 
 use super::*;
 use crate::wire::{ConfigAccess, ConfigKind};
