@@ -65,9 +65,9 @@ pub(crate) struct Shared {
     has_news: AtomicBool,
     /// Wakes the owner.
     news: OwnedFd,
-    /// `has_news` and `news` change together under this lock. If an event set the first before the
-    /// owner took both, and the second after, the descriptor would stay readable without an event,
-    /// and the owner could not sleep. The owner only tries the lock.
+    /// The flag and the descriptor of the events change together under this lock. If an event set
+    /// the flag before the owner took both, and the descriptor after, the descriptor would stay
+    /// readable without an event, and the owner could not sleep. The owner only tries the lock.
     telling: Mutex<()>,
     /// Wakes the thread between requests.
     ordered: OwnedFd,

@@ -42,7 +42,7 @@ pub enum Activity {
     Idle,
 }
 
-/// How much of its work a visit to a device does.
+/// Extent to which a visit serves a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Service {
     /// It takes what the driver makes available, and shows what has ended.
@@ -71,11 +71,12 @@ pub enum CancelReason {
     /// [stale](guest_mem::Dma::is_stale) are cancelled, in the next visit. What cannot be cancelled
     /// stays in flight, with its leases, and makes [`needs_reset`](QueueDevice::needs_reset) true.
     Unmap,
-    /// A reset has: nobody will hear how the requests ended. Slow storage is no fault of the
-    /// driver, and a reset is not over before the last request: whoever could do nothing but break
-    /// the device does nothing, and the reset goes on waiting.
+    /// A reset has waited for the drain limit: the driver is not notified how the requests ended.
+    /// Slow storage is no fault of the driver, and a reset is not over before the last request. So
+    /// a device that could only break itself does nothing, and the reset goes on waiting.
     Reset,
-    /// The machine has ended, or the front end has gone: nobody will start the device again either.
+    /// The machine has ended, or the front end has gone: no driver will start the device again
+    /// either.
     End,
 }
 
@@ -102,7 +103,7 @@ pub enum Revoked {
 pub struct StoppedQueue {
     /// Where its ring stood.
     pub position: RingPosition,
-    /// Requests that have ended and that the driver will not hear of, because its ring cannot be
+    /// Requests that have ended and are not published to the driver, because its ring cannot be
     /// written.
     pub unshown: u16,
 }
@@ -110,7 +111,7 @@ pub struct StoppedQueue {
 /// Where a device's interrupts go. Called at most twice per queue and poll: once for what an
 /// earlier poll could not publish, once for its own.
 pub trait Interrupt {
-    /// Used buffers of `queue`, which the driver wants to hear of.
+    /// Used buffers of `queue`, for which the driver wants an interrupt.
     fn queue(&mut self, queue: u16);
     /// Configuration change, which includes DEVICE_NEEDS_RESET.
     fn config(&mut self);

@@ -2,16 +2,16 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// What one thing may say: 20 lines at once after a rest, then one a second. No clock: the time is
-/// given.
+/// Budget of log lines of one device or front end: 20 lines at once after a quiet time, then one a
+/// second. No clock is read: the time is an argument.
 ///
-/// Used by the thread that has the thing; atomics only because that moves between threads.
+/// Used by the thread that owns the device; atomics only because that moves between threads.
 #[derive(Debug, Default)]
 pub struct LineBudget {
     /// When the budget would be whole again, in nanoseconds (a leaky bucket: see
     /// [`throttle`](crate::throttle)).
     whole_at: AtomicU64,
-    /// Lines not said since the last that was.
+    /// Lines suppressed since the last one that was logged.
     unsaid: AtomicU64,
 }
 
@@ -40,8 +40,8 @@ impl LineBudget {
         }
     }
 
-    /// How many lines have been left out since the last that was said: for the end, after which
-    /// none comes.
+    /// Takes the number of lines suppressed since the last one that was logged: for the end, after
+    /// which no line comes.
     pub fn take_unsaid(&self) -> u64 {
         self.unsaid.swap(0, Relaxed)
     }

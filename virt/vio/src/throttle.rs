@@ -33,7 +33,7 @@ const SECOND: u128 = 1_000_000_000 << FRACTION;
 #[derive(Clone, Copy, Debug)]
 struct Bucket {
     rate: u128,
-    /// How far the arrival time may be ahead of now.
+    /// Time by which the arrival time may be ahead of now; a nanosecond is `1 << FRACTION`.
     tolerance: u128,
     arrival: u128,
 }

@@ -88,7 +88,7 @@ impl BlkClass {
     fn ask_for_ended<D: Dma>(&mut self, queue: &mut BlkQueue, dma: &mut D) {
         let BlkQueue { ended, asked, .. } = queue;
         for &slot in ended.range((*asked).max(1).min(ended.len())..) {
-            // Nobody waits for these.
+            // The ticket of these is ignored: their memory is only asked for.
             let _ = dma.gather(self.slab[slot as usize].unanswered());
         }
         *asked = ended.len();

@@ -14,7 +14,7 @@ const MAX_INLINE_RANGE_SECTORS: u32 = 2048;
 /// Largest block that a discard is said to be best a multiple of, in bytes: 1 GiB.
 const MAX_DISCARD_BLOCK: u64 = 1 << 30;
 
-/// What a device has to know of its back end.
+/// Properties of the back end that a device depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlkFacts {
     /// See [`BlockIo::capacity`].
@@ -117,7 +117,8 @@ impl BlkFacts {
     }
 }
 
-/// What a driver is shown, and what its requests are checked against.
+/// Features and configuration that a driver is shown, and the limits that its requests are checked
+/// against.
 #[derive(Clone, Debug)]
 pub struct BlkProfile {
     /// Offered features.

@@ -10,7 +10,7 @@ use super::{MAX_PIECES, MAX_TRANSFER};
 use crate::DeviceStats;
 use crate::ring::{Chain, Segment, Token, read_row, slice, wait_for_all, write_row};
 
-/// What came of preparing a transfer.
+/// Outcome of preparing a transfer.
 pub(super) enum Ready {
     /// Submit it.
     Yes,
@@ -30,7 +30,7 @@ pub(super) enum WaitingFor {
     Leases(usize),
 }
 
-/// What a slot's request asks for, as finishing it needs to know.
+/// Kind of reply that finishes a slot's request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Reply {
     /// Nothing but the status.
@@ -69,7 +69,7 @@ pub(super) struct Request {
     pub(super) reply: Reply,
     pub(super) status: u8,
     pub(super) status_at: Iova,
-    /// What it asks the back end for, as a whole.
+    /// Operation that it asks the back end for, as a whole.
     op: Op,
     /// Data bytes: those the device writes for a reading request.
     pub(super) len: u32,
@@ -189,7 +189,7 @@ impl Request {
         answer
     }
 
-    /// What the back end is asked for now: the part that is prepared.
+    /// Returns the operation that the back end is asked for now: the part that is prepared.
     pub(super) fn part_op(&self) -> Op {
         let (done, len) = (u64::from(self.done), self.part);
         match self.op {
@@ -266,7 +266,7 @@ impl Request {
         self.wanted(Intent::Write).skip(skip)
     }
 
-    /// What the request's data are wanted for.
+    /// Returns the intent with which the request's data are accessed.
     fn intent(&self) -> Intent {
         match self.is_write {
             true => Intent::Read,

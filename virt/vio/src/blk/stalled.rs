@@ -1,10 +1,10 @@
 //! Operations that the back end cannot begin, for want of something that the host may grant again
 //! at any time.
 //!
-//! For the guest they are in flight. Nobody tells when there are descriptors or memory again, so
-//! the first of them is submitted anew [`RETRY_NS`] after it was refused, and the others once that
-//! one has begun; what comes meanwhile waits behind them, so that a host that lacks something is
-//! asked ten times a second, whatever the guest does.
+//! For the guest they are in flight. The host does not notify when there are descriptors or memory
+//! again. So the first of them is submitted anew [`RETRY_NS`] after it was refused, and the others
+//! once that one has begun. Operations that come meanwhile wait behind them, so that a host that
+//! lacks something is asked ten times a second, whatever the guest does.
 
 use std::collections::VecDeque;
 use std::io;
@@ -14,7 +14,7 @@ use super::backend::{Completion, Outcome};
 use super::slot::{Cancel, Request};
 use crate::ring::RETRY_NS;
 
-/// What waits.
+/// Operations that wait for the host.
 #[derive(Debug, Default)]
 pub(super) struct Stalled {
     slots: VecDeque<u32>,

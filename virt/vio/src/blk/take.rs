@@ -11,7 +11,7 @@ use crate::body::{Context, Environment};
 use crate::ring::{Chain, RingStop, Violation};
 use crate::visit::cost;
 
-/// What came of an attempt to take one chain.
+/// Outcome of an attempt to take one chain.
 pub(super) enum Taken {
     /// Nothing is there.
     Nothing,

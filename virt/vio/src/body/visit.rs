@@ -24,8 +24,9 @@ impl<C: DeviceClass> Core<C> {
         self.collect_failure(cx);
         // Also if it has failed meanwhile: what has ended is the driver's.
         if may_run {
-            // The last served first: what one queue gave to another is what somebody waits for,
-            // more than to get a buffer back, and each publication ends with a barrier.
+            // The last served first: the driver waits for data that one queue gave to another (a
+            // received frame) more than for the return of a buffer, and each publication ends with
+            // a barrier.
             for turn in (0..count).rev() {
                 let at = self.turn(turn);
                 is_busy |= self.queues[at].runs && self.publish(at, cx);

@@ -158,7 +158,7 @@ fn read_list<D: Dma>(
     }))
 }
 
-/// Who carries out the commands of a control queue.
+/// Party that carries out the commands of a control queue.
 pub(super) trait Commanded {
     /// Features that the driver has accepted.
     fn accepted(&self) -> u64;

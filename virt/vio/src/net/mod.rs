@@ -20,10 +20,10 @@
 //! staging: nothing that the network has seen. A frame that finds too few receive buffers stays the
 //! port's; one that cannot fit at all is dropped.
 //!
-//! What the driver says is not trusted: a header is checked against what was negotiated and against
-//! the frame's length ([`NetHeader::check`]), a frame's length against the MTU, or 64 KiB where it
-//! is to be segmented; commands are bounded (`control`). What is wrong with a frame drops it, and
-//! counts as an error.
+//! The driver is not trusted: a header is checked against the negotiated features and against the
+//! frame's length ([`NetHeader::check`]), a frame's length against the MTU, or 64 KiB where it is
+//! to be segmented; commands are bounded (`control`). A malformed frame is dropped and counts as an
+//! error.
 
 mod announce;
 mod control;
@@ -106,7 +106,7 @@ pub mod net_feature {
     pub const STATUS: u64 = 1 << 16;
 }
 
-/// Why there is no such network device.
+/// Reason why a network device cannot be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NetError {
     /// A group address, or none.
@@ -126,7 +126,7 @@ pub type Net = Device<NetClass>;
 /// One queue, with what is particular to it.
 type Queue = ServedQueue<NetQueue>;
 
-/// What a queue is for.
+/// Role of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
     Receive(u16),
@@ -144,8 +144,8 @@ pub struct NetQueue {
 /// State of one queue pair between visits.
 #[derive(Clone, Copy, Debug, Default)]
 struct Pair {
-    /// How far buffers were looked at that were too few for the port's next frame; the default if
-    /// there was none when last looked.
+    /// Position up to which buffers were read that were too few for the port's next frame; the
+    /// default if there was no such frame at the last check.
     wanting: Ahead,
     /// The driver had no receive buffer when last looked.
     is_empty: bool,
@@ -201,7 +201,7 @@ struct NetCore {
     /// Number of pairs that the driver has chosen through the control queue.
     chosen_pairs: u16,
     has_control: bool,
-    /// Number of pairs that the port was told.
+    /// Number of pairs that was passed to the port.
     told_pairs: u16,
     /// Number of leases that the next frame lacked when last looked.
     wants_leases: usize,
@@ -217,7 +217,7 @@ struct NetCore {
 pub struct SavedNet {
     /// The device's address, as the driver has set it.
     pub mac: Mac,
-    /// What the driver wants to receive.
+    /// Filter of the frames that the driver wants to receive.
     pub filter: Filter,
     /// Number of queue pairs in use.
     pub pairs: u16,
@@ -426,8 +426,8 @@ impl NetCore {
     }
 }
 
-/// Frames of one burst in this visit: what has begun is finished, and on a core with others
-/// somebody may wait for that.
+/// Returns the number of frames of one burst in this visit. A burst that has begun is finished, so
+/// it is short on a core where other devices may wait for that.
 #[inline]
 fn burst<E: Environment>(cx: &Context<'_, E>) -> usize {
     match cx.has_others() {
@@ -614,7 +614,8 @@ impl DeviceClass for NetClass {
         dma.gather(wanted(chain))
     }
 
-    /// What the port has done with of the frames that it kept; and whether the link has changed.
+    /// Ends the frames that the port has kept and is done with, and notifies the driver if the link
+    /// has changed.
     fn complete<E: Environment>(
         &mut self,
         queues: &mut [Queue],

@@ -43,12 +43,12 @@ pub const MAX_FRAME: u32 = net_offload::MAX_FRAME as u32;
 /// bytes.
 pub const PLAIN_FRAME: usize = 1518;
 
-/// What a port can do; fixed when its device is made.
+/// Capabilities of a port; fixed when its device is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PortCapabilities {
-    /// What it does for frames sent to it: their headers may leave that over.
+    /// Work that it does for frames sent to it: their headers may leave that over.
     pub send: Offloads,
-    /// What it would leave to a receiver that takes it on.
+    /// Work that it leaves to a receiver that takes it on.
     pub receive: Offloads,
     /// Largest payload of a frame that leaves nothing over, without the Ethernet header: 68 to
     /// 65,535.
@@ -86,7 +86,7 @@ impl PortCapabilities {
 /// A frame that the guest sends: the network's bytes, without the header.
 #[derive(Clone, Copy, Debug)]
 pub struct TxFrame<'a> {
-    /// What is left to the port to do, within its [`PortCapabilities::send`].
+    /// Work that is left to the port, within its [`PortCapabilities::send`].
     pub header: NetHeader,
     /// Length in bytes, 14 at least.
     pub len: u32,
@@ -105,7 +105,7 @@ impl TxFrame<'_> {
 /// A frame for the guest.
 #[derive(Clone, Copy, Debug)]
 pub struct RxFrame<'a> {
-    /// What is left to the receiver to do, within what it has taken on.
+    /// Work that is left to the receiver, within the offloads that it has taken on.
     pub header: NetHeader,
     /// Its bytes.
     pub data: FrameData<'a>,
@@ -177,17 +177,17 @@ fn read_pieces(slices: &[VolatileSlice<'_>], offset: u32, buf: &mut [u8]) -> usi
 
 /// Receive buffers of one pair, lent to a port for one [`NetPort::receive`].
 pub trait FrameReceiver {
-    /// How many frames to offer next, at most [`BURST`]: no more are worth fetching. 0: the visit
-    /// is over, or the driver has no buffer.
+    /// Returns the number of frames to offer next, at most [`BURST`]: no more are worth fetching.
+    /// 0: the visit is over, or the driver has no buffer.
     fn room(&mut self) -> usize;
 
-    /// Gives frames to the guest; so many, from the first on, are over: copied, or dropped as such
-    /// that the driver does not want or that fit into no buffers it could offer. The others stay
-    /// the port's, to be offered again.
+    /// Gives frames to the guest, and returns the number of those, from the first on, that are
+    /// over: copied, or dropped because the driver does not want them or they fit into no buffers
+    /// it could offer. The others stay the port's, to be offered again.
     fn deliver(&mut self, frames: &[RxFrame<'_>]) -> usize;
 }
 
-/// What has become of frames that were kept, since the last time; in the order in which they were
+/// Frames that were kept and are done with since the last call, in the order in which they were
 /// sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Collected {
@@ -208,7 +208,7 @@ pub struct Waits {
 
 /// Where frames of one network device go to and come from.
 pub trait NetPort: Send {
-    /// What it can do; always the same.
+    /// Returns its capabilities; always the same.
     fn capabilities(&self) -> PortCapabilities {
         PortCapabilities::PLAIN
     }
@@ -231,31 +231,32 @@ pub trait NetPort: Send {
         true
     }
 
-    /// How many frames [`send`](Self::send) takes now, at most [`BURST`] of which will be sent. 0:
-    /// the driver's frames stay where they are until [`wake_fds`](Self::wake_fds) or a look says
-    /// otherwise.
+    /// Returns the number of frames that [`send`](Self::send) takes now, at most [`BURST`] of which
+    /// will be sent. 0: the driver's frames stay where they are until a descriptor of
+    /// [`wake_fds`](Self::wake_fds) or a further call reports room.
     fn send_room(&mut self, _pair: u16) -> usize {
         BURST
     }
 
-    /// Sends frames of `pair`, no more than there was [room](Self::send_room) for; how many had to
-    /// be dropped. `keep` is what the frames' memory is kept mapped by: a port that keeps frames
-    /// keeps it too.
+    /// Sends frames of `pair`, no more than there was [room](Self::send_room) for, and returns the
+    /// number of those that had to be dropped. `keep` keeps the frames' memory mapped: a port that
+    /// keeps frames keeps it too.
     fn send(&mut self, pair: u16, frames: &[TxFrame<'_>], keep: &KeepAlive) -> usize;
 
-    /// What has become of the frames of `pair` that were kept.
+    /// Returns the number of frames of `pair` that were kept and are done with.
     fn collect(&mut self, _pair: u16) -> Collected {
         Collected::default()
     }
 
-    /// Whether frames of `pair` are kept, or [`collect`](Self::collect) was not told yet that they
-    /// are no more. The device is looked at again soon: a port keeps frames for microseconds.
+    /// Whether frames of `pair` are kept, or are done with and not collected by
+    /// [`collect`](Self::collect) yet. The device is then checked again soon: a port keeps frames
+    /// for microseconds.
     fn has_kept(&self, _pair: u16) -> bool {
         false
     }
 
-    /// Lets go of all frames of `pair` that are kept: the next [`collect`](Self::collect) answers
-    /// all.
+    /// Releases all frames of `pair` that are kept: the next [`collect`](Self::collect) returns all
+    /// of them.
     fn cancel(&mut self, _pair: u16) {}
 
     /// Whether [`receive`](Self::receive) would offer a frame. Asked whenever the device is looked
@@ -272,8 +273,8 @@ pub trait NetPort: Send {
     /// Offers frames for `pair` while there are some and there is [room](FrameReceiver::room).
     fn receive(&mut self, pair: u16, to: &mut dyn FrameReceiver);
 
-    /// The device will sleep: [`has_frames`](Self::has_frames) is asked once more after this, and
-    /// from then on what it would say is told by [`wake_fds`](Self::wake_fds).
+    /// The device will sleep: [`has_frames`](Self::has_frames) is called once more after this, and
+    /// from then on the descriptors of [`wake_fds`](Self::wake_fds) announce frames.
     fn arm(&mut self) {}
 
     /// The device is visited again.

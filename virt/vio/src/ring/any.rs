@@ -89,13 +89,13 @@ impl Ring {
         matches!(self, Self::Packed(_))
     }
 
-    /// Why the queue rests, if it does.
+    /// Reason why the queue is parked, if it is.
     #[inline]
     pub fn parked(&self) -> Option<Parked> {
         each!(self, ring => ring.rest.parked)
     }
 
-    /// Whether the queue rests because a ring address faulted or the protocol was broken.
+    /// Whether the queue is parked because a ring address faulted or the protocol was broken.
     pub fn is_faulted(&self) -> bool {
         each!(self, ring => ring.rest.is_faulted())
     }
@@ -262,8 +262,8 @@ impl Ring {
         row: &mut [Single],
     ) -> Result<usize, RingStop> {
         each!(self, ring => {
-            // Chain by chain: a journal is told of each, and what is replayed comes before what the
-            // ring has.
+            // Chain by chain: a journal records each, and chains to replay come before those of the
+            // ring.
             if ring.journal.is_some() || !ring.replay.is_empty() {
                 return Ok(0);
             }

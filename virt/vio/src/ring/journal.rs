@@ -1,4 +1,5 @@
-//! Where a ring stands, and who remembers what is in flight when the process is killed.
+//! Position of a ring, and the journal that preserves its requests in flight when the process is
+//! killed.
 //!
 //! A [`Journal`] is called in an order that its implementer (`vhost_user::inflight`) relies on:
 //!
@@ -8,7 +9,7 @@
 //! publish   every window of the batch is made current; nothing below can stop half-way
 //!           complete, for each request of the batch
 //!           advance
-//!           split: used.idx is stored (elements may lie there since stage: nobody looks at them)
+//!           split: used.idx is stored (the driver ignores elements that lie there since stage)
 //!           packed: used descriptors are stored, the first one's flags last
 //!           commit
 //! ```
@@ -110,7 +111,7 @@ impl RingPosition {
     }
 }
 
-/// Why a ring cannot begin there. The ring is as it was.
+/// Reason why a ring cannot begin at a position. The ring is as it was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StartError {
     /// A position of the other layout.

@@ -87,7 +87,7 @@ pub struct PackedQueue {
     pub(super) outstanding: Counter,
     /// Chains taken and not published.
     taken: Counter,
-    /// What was last stored in the device's event suppression structure.
+    /// Word that was last stored in the device's event suppression structure.
     told: Option<u32>,
     /// The place a doorbell was last asked for at, if that still stands in memory.
     armed: Option<Position>,
@@ -231,8 +231,8 @@ impl PackedQueue {
     }
 }
 
-/// The `len`, `id` and `flags` of descriptor `idx`, in one load: whoever sees its flags sees what
-/// was written before them.
+/// Loads the `len`, `id` and `flags` of descriptor `idx` in one acquire load: it orders the load of
+/// the flags before later loads of what the driver wrote before them.
 #[inline(always)]
 fn load_rest<D: Dma>(desc: &mut Area, dma: &mut D, idx: u16) -> Access<u64> {
     let (window, at) = desc.at(dma, DESC_SIZE * u32::from(idx) + REST)?;

@@ -185,7 +185,7 @@ fn an_answer_into_absent_pages_waits_once_for_all_of_them() {
 }
 
 #[test]
-fn what_is_drawn_and_cannot_be_written_counts_against_the_limit() {
+fn random_bytes_that_cannot_be_written_count_against_the_limit() {
     let source = Counted::default();
     source.leave(1 << 20);
     let mut guest = Guest::new(source.clone(), SLOW, !0);

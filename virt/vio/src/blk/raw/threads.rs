@@ -63,7 +63,7 @@ impl Threads {
             let thread = std::thread::Builder::new()
                 .name(format!("disk-{number}"))
                 .spawn(move || {
-                    // Nobody waits if another thread could not be started.
+                    // The receiver is gone if another thread could not be started.
                     let _ = tell.send(());
                     serve(&queue, &file);
                 })?;

@@ -207,7 +207,7 @@ fn an_overdue_unmap_cancels_no_bounced_request() {
 }
 
 #[test]
-fn what_cannot_be_cancelled_keeps_its_lease_and_needs_a_reset() {
+fn request_that_cannot_be_cancelled_keeps_its_lease_and_needs_a_reset() {
     let (disk, control, _file) = slow(Transfer::Direct);
     control.set_uncancellable(true);
     let mut guest = Guest::new(disk);

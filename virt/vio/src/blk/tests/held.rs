@@ -29,7 +29,7 @@ const KINDS: [(u32, Kind); 3] = [
     (kind::FLUSH, Kind::Sync),
 ];
 
-/// What a request that was held is checked by.
+/// Guest with a held request, and the state that its outcome is checked by.
 struct Scene {
     guest: Guest,
     dma: FlatDma,

@@ -156,7 +156,7 @@ impl<C: DeviceClass> Guest<C> {
         }
     }
 
-    /// A door without holes.
+    /// Returns a view of all the memory.
     pub fn dma(&self) -> FlatDma {
         FlatDma::new(self.mem.clone())
     }

@@ -3,7 +3,7 @@
 use super::*;
 use crate::CancelReason;
 
-/// Keeps what it is sent until the test lets go of it.
+/// Port that keeps the frames sent to it until the test releases them.
 #[derive(Clone, Default)]
 struct Keeper(Arc<Mutex<Kept>>);
 

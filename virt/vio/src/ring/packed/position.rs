@@ -62,7 +62,8 @@ impl Position {
         self.idx() | u16::from(self.wrap()) << 15
     }
 
-    /// How many descriptors `to` is ahead, below two laps. Indices are below `size`.
+    /// Returns the number of descriptors that `to` is ahead, below two laps. Indices are below
+    /// `size`.
     pub(super) fn distance(self, to: Self, size: u16) -> u32 {
         let size = u32::from(size);
         let lap = |at: Self| u32::from(at.idx()) + if at.wrap() { 0 } else { size };

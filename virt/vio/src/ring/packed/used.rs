@@ -146,7 +146,7 @@ impl PackedQueue {
         window.store_u64(at, first.word());
     }
 
-    /// Whether the driver wants to hear of what was published from `old` on (§2.8.10).
+    /// Whether the driver wants an interrupt for the descriptors published from `old` on (§2.8.10).
     #[inline]
     pub(in crate::ring) fn wants_interrupt<D: Dma>(
         &mut self,

@@ -61,7 +61,7 @@ impl PackedQueue {
         self.peeked(dma, walked, chain)
     }
 
-    /// What has come of a walk, with the indirect table if it ends in one.
+    /// Completes a walk: reads the indirect table if it ends in one, and parks on a stop.
     #[inline(always)]
     fn peeked<D: Dma>(
         &mut self,

@@ -12,7 +12,7 @@ use crate::ring::{Ring, RingStart, Single, Token};
 
 pub(super) const PACKED: u64 = ALL | feature::RING_PACKED;
 
-/// What a driver asks for.
+/// Request of a driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Request {
     pub(super) readable: Vec<Buffer>,
@@ -38,7 +38,7 @@ pub(super) struct World {
     pub(super) held: Vec<(Token, Request)>,
     /// In the order of taking: those not returned, and with what length they ended.
     pub(super) account: VecDeque<(Request, Option<u32>)>,
-    /// How many more the driver may find.
+    /// Number of further chains that the driver may find.
     pub(super) shown: usize,
     pub(super) returned: usize,
     number: u64,

@@ -7,14 +7,14 @@ use vhost_user::inflight::{MemRegion, Packed, PackedDesc, PackedRequest, Region,
 
 use crate::ring::{Journal, JournalError, RawDescriptor};
 
-/// What a death unwinds with.
+/// Panic payload of a simulated kill.
 pub(super) struct Killed;
 
 #[derive(Default)]
 struct State {
     left: Option<u32>,
     stored: u32,
-    /// What the ring held before it was written, between `advance` and the first store behind it.
+    /// Content of the ring before it was written, between `advance` and the first store behind it.
     before: Option<Vec<u8>>,
     /// Where a packed ring's batch begins.
     used: u16,
@@ -23,7 +23,7 @@ struct State {
     at_commit: Option<Vec<u8>>,
 }
 
-/// How many stores are left.
+/// Countdown of the stores that are left before a simulated kill.
 #[derive(Clone, Default)]
 pub(super) struct Life(Arc<Mutex<State>>);
 
