@@ -93,7 +93,8 @@ impl Sink {
         shared.filled.notify_one();
     }
 
-    /// Adds all of `bytes` if there is room for them now, or nothing; whether there was.
+    /// Adds all of `bytes` if there is room for them now, or nothing. Returns whether there was
+    /// room.
     pub fn offer(&self, bytes: &[u8]) -> bool {
         let Some(shared) = &self.0 else { return true };
         let mut state = shared.state();
@@ -113,7 +114,7 @@ impl Sink {
         shared.emptied.notify_all();
     }
 
-    /// Waits until everything added has been written, at most for `limit`; whether it has.
+    /// Waits until everything added has been written, at most for `limit`. Returns whether it has.
     pub fn flush(&self, limit: Duration) -> bool {
         let Some(shared) = &self.0 else { return true };
         let waited = shared

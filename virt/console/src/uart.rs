@@ -60,9 +60,9 @@ impl Chip {
         self.serial.fifo_capacity() < self.depth
     }
 
-    /// Has the received-data interrupt stand for as long as bytes wait, as a 16550's does
-    /// (PC16550D, table 5). `vm-superio` takes it back with the first byte that is read, so that a
-    /// driver that reads some and asks for more would be told that there is none.
+    /// Keeps the received-data interrupt pending for as long as bytes wait, as a 16550's does
+    /// (PC16550D, table 5). `vm-superio` clears it with the first byte that is read, so that a
+    /// driver that reads some bytes and polls for more would find none.
     fn keep_received_interrupt(&mut self) {
         if !self.has_received() || self.serial.read(LCR) & LCR_DIVISOR != 0 {
             return;

@@ -93,7 +93,7 @@ impl OpenFile {
                 self.is_writable,
             )?));
         }
-        // The header has been settled, and says what it said.
+        // The header was checked before, and has not changed since.
         let mut image = Qcow2::<ImageFile>::open_image(storage, self.is_writable)?;
         image.set_data_file(None);
         image.set_backing(behind);
@@ -165,7 +165,7 @@ impl Chain<'_> {
             kind,
         };
         let io = |error| at(ImageErrorKind::Io(error));
-        // Counts of references matter to who writes alone.
+        // Reference counts matter to a writer alone.
         let checks_counts = !read_only;
         let own = |file| OpenFile {
             file,

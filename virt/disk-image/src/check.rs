@@ -39,7 +39,7 @@ impl Bits {
         Self(vec![0; len.div_ceil(64) as usize])
     }
 
-    /// Sets a bit; whether it was set before.
+    /// Sets a bit. Returns whether it was set before.
     fn set(&mut self, at: u64) -> bool {
         let word = &mut self.0[(at / 64) as usize];
         let bit = 1 << (at % 64);
@@ -322,7 +322,7 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// Raises each count that is lower than the uses of its cluster; returns how many were.
+    /// Raises each count that is lower than the uses of its cluster. Returns the number of those.
     fn counts(&self, blocks: &[u64]) -> Result<u64, ImageErrorKind> {
         let layout = self.layout;
         let per_block = 1_u64 << layout.refblock_bits();

@@ -99,7 +99,7 @@ impl Access {
     }
 }
 
-/// Whether images are locked, and who can end the wait for a lock.
+/// Locking of images, and the means to end the wait for a lock.
 #[derive(Clone, Copy, Debug)]
 pub struct Locking {
     /// False: no lock is taken, and none is looked at. Nothing keeps two writers apart then.
@@ -148,7 +148,7 @@ pub enum LockError {
     /// The file's system has no locks.
     #[error("its file system refuses locks")]
     Unsupported(#[source] io::Error),
-    /// [`Locking::give_up`] said so.
+    /// [`Locking::give_up`] has ended the wait.
     #[error("in use; waiting for it was given up")]
     GivenUp,
     /// Something else failed.
@@ -305,8 +305,8 @@ struct Attempt {
 impl Attempt {
     /// Takes the lock, or leaves nothing locked and says what is in the way.
     fn run(&mut self) -> Result<Option<Obstacle>, LockError> {
-        // A look first, so that those who wait do not lock anything, not even for a moment: QEMU
-        // would fail over it.
+        // Check first, so that a process that waits does not lock anything, not even for a moment:
+        // QEMU would fail because of it.
         if let Some(conflict) = self.conflict()? {
             return Ok(Some(Obstacle::Lock(conflict)));
         }

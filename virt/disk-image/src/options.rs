@@ -129,7 +129,7 @@ pub enum ImageErrorKind {
     /// It has a backing file, and the options refuse those.
     #[error("has the backing file {0:?}, and backing files are not allowed")]
     BackingRefused(String),
-    /// Its backing file's format is not said.
+    /// It does not name its backing file's format.
     #[error("does not say the format of its backing file {0:?}")]
     BackingFormat(String),
     /// Too many files behind each other, or a file behind itself.

@@ -10,7 +10,7 @@
 //!    in use, of the refcount block with that count, and of the file's length. Otherwise the disk
 //!    could have the entry and, in the place of older, flushed data that the cluster took over from
 //!    a backing file, a snapshot or a compressed cluster, whatever the blocks held before.
-//! 2. *Who refers to something is gone before it is overwritten.* A cluster to which a table
+//! 2. *A reference is gone before its target is overwritten.* A cluster to which a table
 //!    referred, until an entry was written since the last sync, is written to (or punched) after a
 //!    sync.
 //! 3. *And before it is counted less.* Counts are lowered after a sync of entries that were

@@ -141,7 +141,7 @@ impl Tables {
         &self.layout
     }
 
-    /// Replaces what is wrong in an L2 table; whether it refers to compressed data.
+    /// Replaces wrong entries of an L2 table. Returns whether it refers to compressed data.
     pub(crate) fn vet(&self, file: &dyn Medium, index: u32, table: &mut [u8]) -> io::Result<bool> {
         let mut guest = u64::from(index) * self.layout.l2_span();
         // Clusters around the last one looked up, all of data.

@@ -1,9 +1,9 @@
 //! A writer killed at any moment loses no write that was reported done, and leaves an image that
 //! QEMU finds sound.
 //!
-//! The writer is this program again. It tells through a pipe what it starts and what has ended; the
-//! parent kills it after a while chosen at random and compares. `DISK_IMAGE_KILLS=1000` kills that
-//! often.
+//! The writer is this program again. It reports through a pipe the writes that it starts and those
+//! that have ended. The parent kills it after a random time and compares. `DISK_IMAGE_KILLS=1000`
+//! kills that often.
 
 mod support;
 
@@ -140,7 +140,7 @@ fn live_and_die(path: &Path, seed: u64, life: Duration, known: &mut [Known]) -> 
     let mut lines = BufReader::new(out);
     let mut line = String::new();
     while lines.read_line(&mut line).expect("text") != 0 {
-        // A line that the kill cut short tells nothing.
+        // A line that the kill cut short is ignored.
         if line.ends_with('\n') {
             let mut words = line.split_whitespace();
             let letter = words.next().unwrap_or_default().to_owned();
@@ -248,7 +248,7 @@ fn killed_writer_of_small_clusters_loses_nothing() {
     kill_often(&path, 1000, 0);
 }
 
-/// Writes replace clusters, so that some are given up and used again.
+/// Writes replace clusters, so that some are freed and used again.
 #[test]
 fn killed_writer_of_compressed_clusters_loses_nothing() {
     if !has_qemu() {

@@ -1,5 +1,4 @@
-//! The locks themselves: byte for byte those of QEMU, how long they last, and who is named as their
-//! holder.
+//! The locks themselves: byte for byte those of QEMU, their duration, and the holder that is named.
 
 mod support;
 

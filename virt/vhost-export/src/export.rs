@@ -59,7 +59,7 @@ pub struct Export<C: DeviceClass, M = ForeignRam> {
     stats: ExportStats,
     /// Whether it is to go to another core, or away.
     moving: Moving,
-    /// The device's needs-reset state has been told.
+    /// The device needs a reset, as the front end was last notified.
     is_broken: bool,
 }
 

@@ -417,7 +417,7 @@ impl<M: RegionMemory> Peer<M> {
         Some(since.saturating_add(config.miss_limit_ns))
     }
 
-    /// Starts the rings whose areas are known; whether there were any.
+    /// Starts the rings whose areas are known. Returns whether there were any.
     fn start_rings(&mut self, device: &mut Device<impl DeviceClass>, turn: &mut Turn<'_>) -> bool {
         let mut started = false;
         for at in (0..self.starting.len()).rev() {

@@ -22,7 +22,7 @@ impl Log {
         &self.name
     }
 
-    /// Whether a line may be said now.
+    /// Whether a line may be logged now.
     pub(crate) fn admits(&self) -> bool {
         let admitted = self.budget.admits_at(Nanos::now().0);
         if let Some(unsaid @ 1..) = admitted {

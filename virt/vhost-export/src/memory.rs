@@ -12,7 +12,7 @@ use vhost_user::backend::{Refusal, Region};
 use vhost_user::chain;
 use vhost_user::wire::{IotlbAccess, IotlbRange, MemRegion};
 
-/// The device's name in the view; there is no IOMMU that would tell devices apart.
+/// The device's source id in the view; there is no IOMMU that would distinguish devices.
 const SOURCE: SourceId = SourceId(0);
 
 /// Guest memory in regions that a front end describes. An access may be pending because a page is

@@ -185,7 +185,7 @@ pub(crate) struct Peer<M> {
     /// Features of the driver, once acknowledged; the device has begun with them.
     pub(crate) features: u64,
     pub(crate) has_begun: bool,
-    /// A page of guest memory has vanished: said once.
+    /// A page of guest memory has vanished; logged once.
     lost: bool,
     /// Messages that the protocol does not allow, not taken by the export yet.
     violations: u64,
@@ -320,7 +320,7 @@ impl<M: RegionMemory> Peer<M> {
         }
     }
 
-    /// The next message; none also where the connection has ended.
+    /// Takes the next message; `None` also where the connection has ended.
     pub(crate) fn next_message(&mut self, turn: &mut Turn<'_>) -> Option<Message> {
         if let Some(message) = self.put_off.take() {
             return Some(message);
@@ -455,7 +455,7 @@ impl<M: RegionMemory> Peer<M> {
                 self.deferred.close(fds);
                 self.reject(&reason, turn);
             }
-            // It may be we who have no descriptors left; what it meant cannot be known any more.
+            // Perhaps this process has no descriptors left; the meaning of the message is lost.
             ReceiveError::AncillaryTruncated
             | ReceiveError::Frame(_)
             | ReceiveError::Closed {

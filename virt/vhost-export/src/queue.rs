@@ -38,8 +38,8 @@ impl Queue {
         }
     }
 
-    /// Empties the kick; whether it had been rung. Never waits, also where the front end has made
-    /// the descriptor a blocking one since.
+    /// Empties the kick, and returns whether it had been rung. Never waits, even where the front
+    /// end has made the descriptor blocking since.
     pub(crate) fn drain_kick(&self) -> bool {
         match &self.kick {
             Kick::Fd(fd) => sidecore::drain_eventfd(fd.as_fd()),
@@ -55,7 +55,7 @@ impl Queue {
         }
     }
 
-    /// Tells the front end that the ring is broken.
+    /// Notifies the front end that the ring is broken.
     pub(crate) fn ring_err(&mut self) {
         if let Some(err) = &mut self.err {
             err.notify();

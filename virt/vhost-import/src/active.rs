@@ -49,8 +49,8 @@ pub(crate) struct Active {
 }
 
 impl Active {
-    /// Tells the back end which features the driver has accepted, before anything about rings or
-    /// their addresses.
+    /// Sends the features that the driver has accepted to the back end, before anything about rings
+    /// or their addresses.
     pub fn set_features(
         &self,
         connection: &mut Connection,

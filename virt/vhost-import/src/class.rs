@@ -65,7 +65,7 @@ const NET_MTU: u64 = 1 << 3;
 const NET_MAC: u64 = 1 << 5;
 const NET_STATUS: u64 = 1 << 16;
 /// VIRTIO_NET_F_CTRL_VQ (17) and _MQ (22): there are several pairs, and a queue by which the driver
-/// says how many it uses.
+/// sets the number that it uses.
 const NET_PAIRS: u64 = net_feature::CTRL_VQ | net_feature::MQ;
 /// Field `status` of the configuration.
 const STATUS: std::ops::Range<usize> = 6..8;
@@ -139,7 +139,7 @@ impl Class {
         }
     }
 
-    /// Tells the back end what it may want to know of the device, if it does.
+    /// Sends the back end the device's MTU, if there is one and the back end takes it.
     pub(crate) fn tell(
         &self,
         connection: &mut Connection,

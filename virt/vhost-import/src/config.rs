@@ -1,4 +1,4 @@
-//! How a back end is used.
+//! Configuration of a back end.
 
 use std::path::PathBuf;
 use std::time::Duration;

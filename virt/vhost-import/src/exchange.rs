@@ -185,7 +185,8 @@ impl Exchange {
         inner.session = session;
     }
 
-    /// The session ends, and all holds of what was not told with it. Whether there was one.
+    /// Ends the session, and with it all holds of invalidations that were not sent. Returns whether
+    /// there was a session.
     pub fn end(&self) -> bool {
         let mut inner = self.inner();
         let Inner {
@@ -203,7 +204,7 @@ impl Exchange {
         std::mem::take(session) != 0
     }
 
-    /// Asks the owner, who is to be woken.
+    /// Queues a question for the owner. The caller wakes the owner.
     pub fn ask(&self, question: Question) {
         self.inner().questions.push_back(question);
     }

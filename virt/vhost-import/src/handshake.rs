@@ -98,8 +98,8 @@ pub(crate) fn negotiate(
         true => Some(connection.open_channel()?),
         false => None,
     };
-    // Behind an IOMMU the device is, whether or not its driver knows: a back end that is not told
-    // reaches everything.
+    // The device is behind an IOMMU whether or not its driver accepts the feature: a back end
+    // without the feature would reach all memory.
     let forced = match has_iommu {
         true => feature::ACCESS_PLATFORM,
         false => 0,

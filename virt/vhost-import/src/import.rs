@@ -57,11 +57,11 @@ pub struct Import {
     generation: u64,
     /// The stop that was asked for.
     stop: Option<u64>,
-    /// That stop was given up.
+    /// That stop was abandoned.
     is_overdue: bool,
-    /// The driver has been told that the device is broken.
+    /// The driver has been notified that the device is broken.
     is_told: bool,
-    /// The driver has been told that the network is gone.
+    /// The driver has been notified that the network is gone.
     is_link_down: bool,
     /// The back end has not forgotten revoked mappings in time.
     is_cut_off: bool,

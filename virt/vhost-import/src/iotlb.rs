@@ -1,5 +1,5 @@
-//! One session's IOTLB, seen by the link thread: what the back end has been told and has not
-//! answered, and what it has asked.
+//! One session's IOTLB, seen by the link thread: messages that the back end has not answered, and
+//! its own requests.
 //!
 //! Messages are sent without waiting for the answers of those before, at most [`AWAITED`] at a
 //! time: the answer to an invalidation takes as long as the back end's requests in its range.
@@ -196,7 +196,7 @@ impl IotlbSession {
         Ok(has_released)
     }
 
-    /// Takes what the back end asks, a bounded amount; whether the owner is asked.
+    /// Takes requests of the back end, a bounded number. Returns whether the owner is asked.
     pub fn take_requests(&mut self, exchange: &Exchange) -> Result<bool, SessionError> {
         let mut has_asked = false;
         while self.requests().is_some()
@@ -214,7 +214,7 @@ impl IotlbSession {
                     has_asked = true;
                     None
                 }
-                // It tells of an access that it has not made.
+                // It reports an access that it has not made.
                 BackendRequest::Iotlb(_) => Some(true),
                 // Not negotiated.
                 BackendRequest::ConfigChange => Some(false),

@@ -195,7 +195,7 @@ impl Link {
         self.start_at(Some(&indices));
     }
 
-    /// The owner has said where the rings stand.
+    /// Starts the rings at the positions that the owner has read.
     fn start_at_last(&mut self, indices: Option<&[Indices]>) {
         if self.are_rings_wanted() && self.settle() {
             self.start_at(indices);
@@ -272,7 +272,8 @@ impl Link {
         }
     }
 
-    /// Carries out what the owner has said about the back end's IOTLB, as far as it keeps up.
+    /// Carries out the owner's commands about the back end's IOTLB, as far as the back end keeps
+    /// up.
     fn obey_commands(&mut self) {
         while let Some(iotlb) = &mut self.iotlb
             && iotlb.has_room()
@@ -501,7 +502,7 @@ impl Link {
     }
 }
 
-/// The time until then, as the system takes it; none that it cannot express.
+/// Returns the time until then, as the system takes it; `None` if it cannot express that.
 fn until(deadline: Instant) -> Option<Timespec> {
     Timespec::try_from(deadline.saturating_duration_since(Instant::now())).ok()
 }

@@ -1,4 +1,4 @@
-//! When the link thread connects again, and what of it is logged.
+//! Times at which the link thread connects again, and the log lines about it.
 
 use std::time::{Duration, Instant};
 
@@ -80,7 +80,7 @@ mod tests {
             said += u32::from(reconnect.admits(now));
         }
         assert!((100..=LINES + 101).contains(&said), "{said}");
-        // After a rest each is said again, once.
+        // After a quiet time each is logged again, once.
         let now = start + Duration::from_secs(1000);
         reconnect.at_once();
         assert!(reconnect.is_news("gone", now));

@@ -27,7 +27,7 @@
 //! it; `advance`, whose store must also come before the caller's next plain ones, ends in a
 //! compiler fence.
 //!
-//! **Who calls.** The ring's owner, one thread. Cost per request: five stores (split) or twelve
+//! **Caller.** The ring's owner, one thread. Cost per request: five stores (split) or twelve
 //! (packed, and four per further descriptor), per batch one or three, no load of shared memory, no
 //! allocation. The successor signals the guest unconditionally after `recover` and looks at the
 //! ring as if it had been kicked: its predecessor may have died between publishing and signalling.

@@ -14,8 +14,8 @@
 //! a socket whose user waits for replies, and the order of requests); apart from them, [`inflight`]
 //! (what a back end keeps for its successor, in case it is killed).
 //!
-//! **Who calls.** One thread per connection at a time, which may be a sidecore: but for a front
-//! end's requests nothing blocks, nothing locks, and one call does a bounded amount of work. The
+//! **Caller.** One thread per connection at a time, which may be a sidecore: but for a front end's
+//! requests nothing blocks, nothing locks, and one call does a bounded amount of work. The
 //! session does no I/O at all, so a sequence of messages always gives the same replies and events.
 //!
 //! **The peer is not trusted.** Sizes are bounded before memory is taken, descriptors are owned

@@ -317,7 +317,7 @@ impl<C: DeviceClass> Device<C> {
         self.core.has_work(dma, true)
     }
 
-    /// Whether there may be work that no ring tells of: see [`DeviceClass::has_own_events`].
+    /// Whether there may be work that no ring shows: see [`DeviceClass::has_own_events`].
     pub fn has_own_events(&self) -> bool {
         self.core.class.has_own_events()
     }

@@ -45,12 +45,12 @@ pub enum Activity {
 /// Extent to which a visit serves a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Service {
-    /// It takes what the driver makes available, and shows what has ended.
+    /// It takes what the driver makes available, and publishes what has ended.
     #[default]
     Full,
-    /// It takes nothing. What was taken is finished and shown.
+    /// It takes nothing. What was taken is finished and published.
     Finishing,
-    /// It touches no ring and no buffer, save by what is in flight. What ends is shown once the
+    /// It touches no ring and no buffer, save by what is in flight. What ends is published once the
     /// service is another one.
     Stopped,
 }
@@ -164,7 +164,7 @@ impl DeviceStats {
 }
 
 /// A virtio device as a transport in its owner's process sees it, owned and visited by one thread.
-/// The module's head says who calls what, and when.
+/// The module's head describes the order of calls.
 pub trait QueueDevice {
     /// Device type number (virtio 1.2 §5): 1 network, 2 block, 4 entropy, 5 memory
     /// balloon.
@@ -206,8 +206,8 @@ pub trait QueueDevice {
     /// [`activate`](Self::activate).
     fn set_service(&mut self, service: Service);
 
-    /// Asks what `reason` concerns of what is in flight to end; how many requests
-    /// ([`CancelReason::Unmap`] finds them later, and answers 0). What has succeeded when it is
+    /// Cancels the requests in flight that `reason` concerns, and returns their number
+    /// ([`CancelReason::Unmap`] finds them later, and returns 0). What has succeeded when it is
     /// cancelled, or in spite of it, is a success. Visits collect the ends; but for
     /// [`CancelReason::Unmap`] none is shown any more before a reset: what is cancelled has not
     /// failed, and a successor may run it again. A pause cancels nothing.
@@ -238,7 +238,7 @@ pub trait QueueDevice {
     /// frames.
     fn has_work<D: Dma>(&mut self, dma: &mut D) -> bool;
 
-    /// Visits go on: tells the driver not to ring, as far as that is free.
+    /// Visits go on: asks the driver not to ring, as far as that costs nothing.
     fn disarm<D: Dma>(&mut self, dma: &mut D);
 
     /// Level-readable descriptors that become readable, once armed, when there is work. Ask after
@@ -259,9 +259,8 @@ pub trait QueueDevice {
     /// current.
     fn in_use<D: Dma>(&mut self, dma: &D, pages: &Pages) -> u32;
 
-    /// Whether it keeps translations beyond a call, and so is to be told of revoked ones
-    /// ([`invalidated`](Self::invalidated)). Windows and leases are kept account of by the memory
-    /// itself.
+    /// Whether it keeps translations beyond a call, and so must be notified of revoked ones
+    /// ([`invalidated`](Self::invalidated)). The memory itself keeps account of windows and leases.
     fn hears_invalidations(&self) -> bool {
         false
     }

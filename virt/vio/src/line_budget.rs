@@ -16,12 +16,13 @@ pub struct LineBudget {
 }
 
 impl LineBudget {
-    /// Lines at once, after a rest.
+    /// Lines at once, after a quiet time.
     pub const BURST: u64 = 20;
     /// Between two lines beyond those, in nanoseconds.
     pub const EVERY_NS: u64 = 1_000_000_000;
 
-    /// Whether a line may be said now: then how many have been left out since the last one.
+    /// Admits a line now, or counts it as suppressed and returns `None`. If it is admitted, returns
+    /// the number of lines suppressed since the last one.
     pub fn admits_at(&self, now_ns: u64) -> Option<u64> {
         let whole_at = self.whole_at.load(Relaxed).max(now_ns);
         if whole_at - now_ns > (Self::BURST - 1) * Self::EVERY_NS {
@@ -32,7 +33,8 @@ impl LineBudget {
         Some(self.take_unsaid())
     }
 
-    /// Text behind a line that says how many before it were left out; none if there were none.
+    /// Returns the text behind a line that reports the number of lines suppressed before it; empty
+    /// if there were none.
     pub fn left_out(unsaid: u64) -> String {
         match unsaid {
             0 => String::new(),
@@ -69,7 +71,7 @@ mod tests {
         let more: Vec<u64> = said(EVERY_NS, 11 * EVERY_NS);
         assert!((9..=11).contains(&more.len()), "{more:?}");
         assert!(more.iter().all(|unsaid| *unsaid > 900), "{more:?}");
-        // And after a rest all of it is there again.
+        // And after a quiet time all of it is there again.
         let again: Vec<u64> = said(100 * EVERY_NS, 101 * EVERY_NS);
         assert_eq!(again.len() as u64, BURST);
     }

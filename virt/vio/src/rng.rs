@@ -46,7 +46,8 @@ pub const HOST_LIMITS: RateLimits = RateLimits {
 
 /// Source of random bytes. Never blocks.
 pub trait EntropySource: Send {
-    /// Fills `bytes` from the front on; how many, 0 if there are none at the moment.
+    /// Fills `bytes` from the front on. Returns the number of bytes, 0 if there are none at the
+    /// moment.
     ///
     /// # Errors
     /// The source fails, which it may do at any later call too, or not.

@@ -7,7 +7,7 @@
 //! units of 2^-16 ns.
 
 /// A limit: at most `per_second` units (operations or bytes) each second, and `burst` units at once
-/// after a rest.
+/// after a quiet time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rate {
     /// Units per second, at least 1.

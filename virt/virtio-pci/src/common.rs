@@ -106,7 +106,8 @@ impl CommonConfig {
         self.status
     }
 
-    /// Sets NEEDS_RESET; true when it was not set before, so that a configuration interrupt is due.
+    /// Sets NEEDS_RESET. Returns true if it was not set before, so that a configuration interrupt
+    /// is due.
     pub fn set_needs_reset(&mut self) -> bool {
         let fresh = self.status & status::NEEDS_RESET == 0;
         self.status |= status::NEEDS_RESET;
@@ -152,7 +153,7 @@ impl CommonConfig {
             .collect()
     }
 
-    /// A read of 1, 2, 4 or 8 bytes at `offset`; what lies outside reads as zero.
+    /// Reads 1, 2, 4 or 8 bytes at `offset`; bytes outside read as zero.
     pub fn read(&self, offset: u64, data: &mut [u8]) {
         for (i, byte) in data.iter_mut().enumerate() {
             let at = offset.saturating_add(i as u64);

@@ -1,5 +1,5 @@
-//! Configuration space of a virtio function: identification and the capabilities that tell a driver
-//! where in the BAR each structure lies (Virtio 1.2, §4.1.2 and §4.1.4).
+//! Configuration space of a virtio function: identification, and the capabilities that locate each
+//! structure in the BAR (Virtio 1.2, §4.1.2 and §4.1.4).
 
 use pci::bars::{BARS, BarKind};
 use pci::config::{ConfigSpace, Identity};

@@ -66,7 +66,8 @@ pub struct VirtioFunction<D> {
     lines: Option<Lines>,
 }
 
-/// Interrupt lines of a device that is served elsewhere, and what each queue's was last said to be.
+/// Interrupt lines of a device that is served elsewhere, with the message last set for each queue's
+/// line.
 struct Lines {
     lines: Box<dyn InterruptLines>,
     messages: Vec<Option<Message>>,
@@ -497,8 +498,8 @@ impl<D: QueueDevice> VirtioFunction<D> {
                 .drain(self.device.in_flight(), touches_memory);
         }
         if self.device.needs_reset() {
-            // The device has sent the configuration interrupt; who looks because of it is answered
-            // after this poll.
+            // The device has sent the configuration interrupt; a register read that follows from it
+            // is answered after this poll.
             self.common.set_needs_reset();
         }
         self.finish_reset(effects);

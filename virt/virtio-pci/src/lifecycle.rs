@@ -95,8 +95,8 @@ impl Lifecycle {
         };
     }
 
-    /// Bus Master has changed; whether the device is to go on. Where it is not, the write is
-    /// answered once a poll has found that no memory is touched.
+    /// Notes a change of Bus Master. Returns whether the device is to go on. Where it is not, the
+    /// write is answered once a poll has found that no memory is touched.
     #[must_use]
     pub(crate) fn set_bus_master(&mut self, on: bool) -> bool {
         self.state = match (self.state, on) {

@@ -176,7 +176,7 @@ fn a_flood_of_zeroes_takes_no_more_than_its_share_of_time() {
     takes_no_more_than_its_share(Op::WriteZeroes);
 }
 
-/// A flood of these, a mebibyte each, on a memory disk, beside one who reads.
+/// A flood of these requests, a mebibyte each, on a memory disk, beside a guest that reads.
 fn takes_no_more_than_its_share(op: Op) {
     let _turn = crate::alone();
     const DEPTH: u16 = 256;

@@ -714,7 +714,7 @@ fn inflight_regions_that_are_too_small_or_shrink() {
                 front = Front::sharing(&scene.server.path(0), packed, 2, 8);
             }
         }
-        // Too small for the rings: said when they start.
+        // Too small for the rings: refused when they start.
         front.call(Request::SetInflightFd(inflight(1, 16, 4096), file(4096)));
         front.describe(0);
         let kick = front.kick_request(0);

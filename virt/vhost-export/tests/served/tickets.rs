@@ -51,7 +51,7 @@ impl Pager {
         asked[0]
     }
 
-    /// Ends a ticket, well or not, and tells the export.
+    /// Ends a ticket, with success or not, and notifies the export.
     fn end(&self, ticket: Ticket, is_there: bool, export: &Handle<ExportMessage>) {
         let mut state = self.state();
         let pages = state.asked.remove(&ticket).expect("a ticket not ended");

@@ -59,7 +59,7 @@ impl Active {
                 call: fds.call[at].as_fd(),
                 err: fds.err.as_fd(),
             })?;
-            // A doorbell rung while it was stopped has been heard and not looked at.
+            // A doorbell rung while the ring was stopped was consumed without a look at the ring.
             ring(&fds.kick[at]);
         }
         Ok(())

@@ -332,7 +332,8 @@ impl<B: KernelBackEnd> KernelLink<B> {
         }
     }
 
-    /// The kernel may still use what it was to give up: its descriptor's end is the end of that.
+    /// Closes the kernel's descriptor, since the kernel may still use memory that it was to
+    /// release: the close ends all use.
     fn close(&mut self, why: &str) {
         self.back_end = None;
         if let Some(active) = &mut self.active {
@@ -356,7 +357,7 @@ impl<B: KernelBackEnd> KernelLink<B> {
         }
     }
 
-    /// Carries out what the owner has said about the kernel's IOTLB.
+    /// Carries out the owner's commands about the kernel's IOTLB.
     fn obey_commands(&mut self) {
         while let Some(back_end) = &mut self.back_end
             && let Some(command) = self.shared.exchange.take_command()

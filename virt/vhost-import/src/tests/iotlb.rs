@@ -199,7 +199,7 @@ impl World {
         channel
     }
 
-    /// The back end misses; whether it is answered that there is an entry.
+    /// Sends a miss of the back end. Returns whether the answer reports an entry.
     fn miss(&mut self, iova: u64, access: IotlbAccess) -> bool {
         let channel = self.channel();
         ask(&channel, iova, access);

@@ -139,7 +139,7 @@ pub enum RequestError {
 /// The session has ended: close the socket.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Fatal {
-    /// A request was refused, and the protocol has no way to tell the front end.
+    /// A request was refused, and the protocol has no way to report that to the front end.
     #[error("a request was refused, and the front end cannot be told")]
     Untold(#[from] RequestError),
     /// An error of the daemon: a message before the last event was finished.

@@ -124,7 +124,7 @@ pub(super) struct Ring {
     pub addr: Option<VringAddr>,
     /// As on the wire: what it means depends on the layout.
     pub base: u32,
-    /// The last GET_VRING_BASE said 0, so a 0 that comes back is meant.
+    /// The last GET_VRING_BASE returned 0, so a 0 that comes back is meant literally.
     pub is_base_literal: bool,
     pub call: Option<SharedFd>,
     pub err: Option<SharedFd>,

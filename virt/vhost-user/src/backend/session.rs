@@ -129,7 +129,7 @@ impl Session {
     ///
     /// # Errors
     /// [`Fatal::WrongAnswer`] is the daemon's own mistake (no event waits, or another answer
-    /// belongs to it); [`Fatal::Untold`] a failure that the front end cannot be told.
+    /// belongs to it); [`Fatal::Untold`] a failure that cannot be reported to the front end.
     pub fn finish(&mut self, outcome: Result<Answer, Refusal>) -> Result<Option<Message>, Fatal> {
         let Pending {
             head,

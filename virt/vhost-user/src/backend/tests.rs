@@ -53,7 +53,7 @@ fn config() -> Config {
     }
 }
 
-/// A session with the daemon's part played: events succeed unless told otherwise.
+/// A session with the daemon's part played: events succeed unless a test refuses them.
 struct Peer {
     session: Session,
     /// need_reply on every request.

@@ -57,7 +57,7 @@ impl fmt::Display for AsText {
 
 /// An incremental parser of the stream.
 ///
-/// The caller reads at most [`Assembler::space`] bytes and says how many came, with which
+/// The caller reads at most [`Assembler::space`] bytes and passes the number that came, with their
 /// descriptors.
 #[derive(Debug)]
 pub struct Assembler {
@@ -135,7 +135,8 @@ impl Assembler {
         result
     }
 
-    /// Ends the stream for a reason outside it; what was there is dropped, descriptors closed.
+    /// Ends the stream for a reason outside it. A partial message is dropped, its descriptors are
+    /// closed.
     pub fn fail(&mut self) {
         self.is_failed = true;
         self.fds.clear();

@@ -49,7 +49,7 @@ impl Drop for Connection {
 
 impl Connection {
     /// Connects to `path`, without waiting for a listener that is busy. Each reply may take
-    /// `limit`; what waits for one ends when `cancel` becomes readable.
+    /// `limit`; a wait for one ends when `cancel` becomes readable.
     ///
     /// # Errors
     /// No process listens, or not now.

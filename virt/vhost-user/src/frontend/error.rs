@@ -32,7 +32,7 @@ pub enum CallError {
         /// Fault of the reply.
         source: DecodeError,
     },
-    /// The back end said no.
+    /// The back end has refused the request.
     #[error("{request}: the back end refuses")]
     Refused {
         /// Which request.

@@ -152,7 +152,8 @@ impl Connection {
             queue_size,
         };
         match self.call(Request::GetInflightFd(wanted))? {
-            // Its numbers are not looked into: who made it gets it back, or its successor does.
+            // Its numbers are not checked: the back end that made it gets it back, or its
+            // successor.
             Some(Reply::Inflight(Some(region))) => Ok(region),
             _ => Err(refused(RequestId::GET_INFLIGHT_FD)),
         }

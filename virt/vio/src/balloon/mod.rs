@@ -13,14 +13,14 @@
 //! brought in only to be dropped. What is not RAM, or not a whole page, is left out and counted;
 //! the rest goes to a [`BalloonIo`] in batches.
 //!
-//! **Until when.** Without MUST_TELL_HOST a driver may use pages of the balloon before the device
-//! has heard of it, and reported ones are used without a word. So the device may change what a page
-//! holds only from when it sees the page named to when it uses the buffer (§5.5.6.2, §5.5.6.7.2).
-//! [`BalloonIo`] has either dropped a page before that or answers a ticket, and until that is done
-//! the buffer is not used and the device counts as in flight: neither a pause nor a reset is over
-//! while pages are being dropped. (No lease is held meanwhile: what a driver unmaps before its
-//! report is used may still be dropped. Page numbers reach all of the guest anyway.) MUST_TELL_HOST
-//! would gain nothing where memory comes back by itself.
+//! **Ownership of pages.** Without MUST_TELL_HOST a driver may use pages of the balloon before the
+//! device has seen the announcement, and it uses reported ones without any. So the device may
+//! change the content of a page only between seeing the page named and using the buffer (§5.5.6.2,
+//! §5.5.6.7.2). [`BalloonIo`] has either dropped a page before that or answers a ticket, and until
+//! that is done the buffer is not used and the device counts as in flight: neither a pause nor a
+//! reset is over while pages are being dropped. (No lease is held meanwhile: what a driver unmaps
+//! before its report is used may still be dropped. Page numbers reach all of the guest anyway.)
+//! MUST_TELL_HOST would gain nothing where memory comes back by itself.
 //!
 //! **What a reported page holds.** Without PAGE_POISON the driver must treat reported pages as
 //! uninitialized (§5.5.6.7.1). The device promises no more than this: each page holds what it held

@@ -166,7 +166,7 @@ pub trait BlockIo: Any + Send {
         true
     }
 
-    /// Slots: how many requests may be in flight.
+    /// Returns the number of slots: requests that may be in flight.
     fn depth(&self) -> u32;
 
     /// How data move; constant.

@@ -176,14 +176,14 @@ pub struct BlkQueue {
     continuing: VecDeque<u32>,
     /// Resource for want of which the last take, or the last next part, stopped.
     waiting_for: Option<WaitingFor>,
-    /// Of `ended`, how many from the front on have been asked for.
+    /// Number of entries of `ended`, from the front on, whose memory has been asked for.
     asked: usize,
 }
 
 type Queue = ServedQueue<BlkQueue>;
 
 impl BlkQueue {
-    /// Whether the queue waits for leases, and those who hold them have not ended as many.
+    /// Whether the queue waits for leases, and not enough have been released yet.
     fn lacks_leases<D: Dma>(&self, dma: &D) -> bool {
         matches!(self.waiting_for, Some(WaitingFor::Leases(count)) if !dma.has_lease_room(count))
     }

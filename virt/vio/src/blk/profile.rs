@@ -11,7 +11,8 @@ use crate::queue_config::{feature, is_queue_size};
 
 /// Longest discard or write-zeroes request of a disk that does it at once, in sectors: 1 MiB.
 const MAX_INLINE_RANGE_SECTORS: u32 = 2048;
-/// Largest block that a discard is said to be best a multiple of, in bytes: 1 GiB.
+/// Largest alignment of discards that is recommended to the driver (`discard_sector_alignment`), in
+/// bytes: 1 GiB.
 const MAX_DISCARD_BLOCK: u64 = 1 << 30;
 
 /// Properties of the back end that a device depends on.

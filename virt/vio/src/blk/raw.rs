@@ -12,7 +12,7 @@
 //! | [`block_io`] | the calls of the device: submit, poll, cancel, buffers, waking |
 //! | [`slot`], [`start`], [`ended`] | one operation: its state, its next call, the result of a call |
 //! | [`call`] | the calls |
-//! | [`engine`], [`uring`], [`threads`] | who carries them out |
+//! | [`engine`], [`uring`], [`threads`] | their execution: io_uring, or threads |
 //! | [`now`] | calls that need not wait |
 //! | [`align`], [`aligned_copy`], [`misaligned`] | O_DIRECT: alignment, partial blocks |
 //! | [`turns`] | order of operations that must not all run at a time |

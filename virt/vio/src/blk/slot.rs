@@ -382,8 +382,8 @@ impl Request {
         self.status = STATUS_IOERR;
     }
 
-    /// Writes data (where they are not there yet) and status; answers how many bytes the device
-    /// wrote in all. A fault is one of the status byte: a fault of the data becomes an error
+    /// Writes data (where they are not there yet) and status. Returns the number of bytes that the
+    /// device wrote in all. A fault is one of the status byte: a fault of the data becomes an error
     /// status.
     pub(super) fn answer<D: Dma>(
         &mut self,

@@ -212,7 +212,7 @@ pub trait DeviceClass: Sized {
     /// [forgotten](Self::forget).
     fn set_enabled(&mut self, _index: u16, _is_enabled: bool) {}
 
-    /// Saves its state; nothing is in flight, and everything was shown.
+    /// Saves its state; nothing is in flight, and everything was published.
     fn save(&self) -> Self::Saved;
 
     /// Goes on with what was taken and stands still.
@@ -287,7 +287,7 @@ pub trait DeviceClass: Sized {
         true
     }
 
-    /// Whether there may be work that no queue's ring tells of, at any time: a core that is awake
+    /// Whether there may be work that no queue's ring shows, at any time: a core that is awake
     /// then visits the device in each sweep. Always the same.
     fn has_own_events(&self) -> bool {
         false
@@ -332,7 +332,7 @@ pub trait DeviceClass: Sized {
     /// Completes `ticket`, after the ring has taken it up.
     fn ticket_done(&mut self, _queue: &mut ServedQueue<Self::Queue>, _ticket: Ticket) {}
 
-    /// Asks what `reason` concerns of what is in flight to end; how many requests.
+    /// Cancels the requests in flight that `reason` concerns. Returns their number.
     fn cancel(&mut self, _reason: CancelReason) -> u32 {
         0
     }

@@ -17,7 +17,7 @@ use crate::{Activity, Device, QueueDevice, feature};
 struct Scripted {
     /// Bytes that every answer claims beyond the room of its chain.
     excess: u32,
-    /// Where the device is said to need a reset, if anywhere.
+    /// Hook in which the class reports that the device needs a reset, if any.
     fails_in: Option<Hook>,
     /// Calls of `serve`, by queue, in their order.
     served: Vec<u16>,

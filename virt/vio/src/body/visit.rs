@@ -68,8 +68,8 @@ impl<C: DeviceClass> Core<C> {
         if at >= count { at - count } else { at }
     }
 
-    /// The first part for queue `at`: what an earlier visit could not show, and what was taken
-    /// then; whether anything was done.
+    /// Runs the first part for queue `at`: publishes what an earlier visit could not, and continues
+    /// chains taken then. Returns whether anything was done.
     fn go_on<E: Environment>(&mut self, at: usize, cx: &mut Context<'_, E>) -> bool {
         let queue = &mut self.queues[at];
         queue.ring.retry(cx.visit.now_ns());
@@ -91,7 +91,8 @@ impl<C: DeviceClass> Core<C> {
         is_busy
     }
 
-    /// Takes from queue `at` while the visit lasts; whether anything was taken, or is left.
+    /// Takes chains from queue `at` while the visit lasts. Returns whether any was taken, or is
+    /// left.
     fn take<E: Environment>(&mut self, at: usize, cx: &mut Context<'_, E>) -> bool {
         let may_take = self.life.may_take();
         let queue = &mut self.queues[at];
@@ -142,8 +143,8 @@ impl<C: DeviceClass> Core<C> {
         }
     }
 
-    /// Publishes what has ended of queue `at`, by one store; whether anything had. A failure that
-    /// the class reports meanwhile is taken up.
+    /// Publishes the chains of queue `at` that have ended, by one store. Returns whether there were
+    /// any. A failure that the class reports meanwhile is taken up.
     pub(super) fn publish<E: Environment>(&mut self, at: usize, cx: &mut Context<'_, E>) -> bool {
         let queue = &mut self.queues[at];
         let mut is_busy = false;

@@ -377,7 +377,7 @@ impl NetClass {
         self.is_up() && self.port.has_frames(pair)
     }
 
-    /// Tells the port how many pairs are in use: those that the driver has chosen, or, without a
+    /// Sets the port's number of pairs in use: those that the driver has chosen, or, without a
     /// control queue here, those whose receive queues are served.
     fn pairs_changed(&mut self) {
         let core = &mut self.core;

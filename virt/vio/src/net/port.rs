@@ -95,7 +95,7 @@ pub struct TxFrame<'a> {
 }
 
 impl TxFrame<'_> {
-    /// Copies bytes from `offset` on; how many there were.
+    /// Copies bytes from `offset` on. Returns their number.
     #[inline]
     pub fn read(&self, offset: u32, buf: &mut [u8]) -> usize {
         read_slices(self.data, offset, buf)
@@ -135,7 +135,7 @@ impl FrameData<'_> {
         self.len() == 0
     }
 
-    /// Copies bytes from `offset` on; how many there were.
+    /// Copies bytes from `offset` on. Returns their number.
     pub fn read(&self, offset: u32, buf: &mut [u8]) -> usize {
         match self {
             Self::Guest(slices) => read_slices(slices, offset, buf),
@@ -263,9 +263,9 @@ pub trait NetPort: Send {
     /// at: a load, never a system call.
     fn has_frames(&mut self, pair: u16) -> bool;
 
-    /// Whether there may be frames, or room to send, that nothing in the guest's rings tells of:
-    /// the device is then looked at by each sweep of a core that is awake, and not only when a ring
-    /// has changed. Always the same.
+    /// Whether there may be frames, or room to send, that nothing in the guest's rings shows: each
+    /// sweep of a core that is awake then checks the device, and not only when a ring has changed.
+    /// Always the same.
     fn has_own_events(&self) -> bool {
         true
     }

@@ -164,14 +164,15 @@ impl Ring {
         each!(self, ring => ring.has_available(dma))
     }
 
-    /// Whether the ring was empty when it was last looked at, and nothing is to be replayed: what
-    /// has come since, a [watch](Watch) tells. Loads nothing.
+    /// Whether the ring was empty at the last check, and nothing is to be replayed: a
+    /// [watch](Watch) fires for what has come since. Loads nothing.
     #[inline]
     pub fn is_seen_empty(&self) -> bool {
         each!(self, ring => ring.is_seen_empty())
     }
 
-    /// Reads the next chain, those to replay first, without consuming it; whether there was one.
+    /// Reads the next chain, those to replay first, without consuming it. Returns whether there was
+    /// one.
     #[inline]
     pub fn peek<D: Dma>(&mut self, dma: &mut D, chain: &mut Chain) -> Result<bool, RingStop> {
         each!(self, ring => ring.peek_next(dma, chain))
@@ -244,8 +245,8 @@ impl Ring {
     }
 
     /// Consumes `chain`, the first not consumed of those that [`peek`](Ring::peek) or
-    /// [`peek_ahead`](Ring::peek_ahead) has read, and tells the journal. Call it before the request
-    /// can run. A journal that refuses parks the ring for ever
+    /// [`peek_ahead`](Ring::peek_ahead) has read, and records it in the journal. Call it before the
+    /// request can run. A journal that refuses parks the ring for ever
     /// ([`Violation::Journal`](super::Violation::Journal)).
     #[inline]
     pub fn advance(&mut self, chain: &Chain) -> Token {
@@ -253,8 +254,8 @@ impl Ring {
     }
 
     /// Reads the next chains into `row` as long as each is [one descriptor](Single), without
-    /// consuming them; how many. 0 says nothing of whether there are chains: [`peek`](Ring::peek)
-    /// does.
+    /// consuming them. Returns their number. 0 does not mean that there are no chains: ask
+    /// [`peek`](Ring::peek).
     #[inline]
     pub fn peek_singles<D: Dma>(
         &mut self,
@@ -337,8 +338,9 @@ impl Ring {
         each!(self, ring => ring.staged())
     }
 
-    /// Shows the driver everything staged; whether it wants an interrupt: at most one fence, and a
-    /// look at its event field on either side of it. After an error nothing was shown.
+    /// Publishes everything staged to the driver. Returns whether the driver wants an interrupt:
+    /// this takes at most one fence, and a read of its event field on either side of it. After an
+    /// error nothing was published.
     #[inline]
     pub fn publish<D: Dma>(&mut self, dma: &mut D) -> Result<bool, RingStop> {
         each!(self, ring => {
@@ -391,11 +393,11 @@ impl Ring {
         each!(self, ring => ring.disarm(dma))
     }
 
-    /// Watches in `slot` the word that tells whether something new is available: when it
-    /// [fires](Watch::fires), [`has_available`](Ring::has_available) should look. Holds until the
-    /// next [`advance`](Ring::advance); with chains to replay or seen already it says nothing of
-    /// those. Keeps the word where that is the same one (in a split ring always, until memory
-    /// changes). Leaves `None` if the ring cannot be reached now.
+    /// Watches in `slot` the word that shows whether something new is available: when it
+    /// [fires](Watch::fires), call [`has_available`](Ring::has_available). Holds until the next
+    /// [`advance`](Ring::advance); it does not cover chains to replay or seen already. Keeps the
+    /// word where that is the same one (in a split ring always, until memory changes). Leaves
+    /// `None` if the ring cannot be reached now.
     #[inline]
     pub fn watch_in<D: Dma>(&mut self, dma: &mut D, slot: &mut Option<Watch>) {
         match each!(self, ring => ring.watch_place(dma)) {

@@ -1,8 +1,8 @@
 //! A packed virtqueue as a polling device uses it (virtio 1.2 §2.8).
 //!
 //! One ring of descriptors, written by both sides in turn; a bit that changes meaning with every
-//! lap (the wrap counter) tells whose turn it is. Work flows as [`Ring`](super::Ring) says; `walk`
-//! takes chains, `used` gives them back, `notify` asks for doorbells.
+//! lap (the wrap counter) shows whose turn it is. Work flows as [`Ring`](super::Ring) describes;
+//! `walk` takes chains, `used` gives them back, `notify` asks for doorbells.
 //!
 //! `stage` keeps used descriptors here: what they overwrite may be a chain's own descriptors, which
 //! a successor wants back if the batch is never published. `publish` writes all but the first, then
@@ -46,11 +46,11 @@ pub const DESC_F_AVAIL: u16 = 1 << 7;
 /// VIRTQ_DESC_F_USED: equal to the device's wrap counter in what it has used, different in what is
 /// available.
 pub const DESC_F_USED: u16 = 1 << 15;
-/// RING_EVENT_FLAGS_ENABLE (§2.8.10): tell me of everything.
+/// RING_EVENT_FLAGS_ENABLE (§2.8.10): notify for every descriptor.
 pub const EVENT_ENABLE: u16 = 0;
-/// RING_EVENT_FLAGS_DISABLE: tell me nothing.
+/// RING_EVENT_FLAGS_DISABLE: never notify.
 pub const EVENT_DISABLE: u16 = 1;
-/// RING_EVENT_FLAGS_DESC, with EVENT_IDX: tell me when the descriptor named beside it is reached.
+/// RING_EVENT_FLAGS_DESC, with EVENT_IDX: notify when the descriptor named beside it is reached.
 pub const EVENT_DESC: u16 = 2;
 
 /// Largest ring (§2.8).

@@ -7,7 +7,7 @@ use super::chain::Violation;
 /// Reason why a step did not happen. The queue has parked itself accordingly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RingStop {
-    /// Memory said not now, or not at all.
+    /// The access is pending, or faulted.
     Access(Stop),
     /// The driver broke the protocol.
     Violation(Violation),
@@ -81,7 +81,7 @@ impl RingStats {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Rest {
     pub(super) parked: Option<Parked>,
-    /// Of one parked by a fault: when it tries again, once a visit has said so.
+    /// Of a queue parked by a fault: time of its next try, in nanoseconds, once a visit has set it.
     retry_at_ns: Option<u64>,
     pub(super) stats: RingStats,
 }
@@ -116,8 +116,8 @@ impl Rest {
         }
     }
 
-    /// When a faulted queue is to be visited again; 0, at once, while no visit has said when it
-    /// tries again.
+    /// Returns the time at which a faulted queue is to be visited again, in nanoseconds; 0, at
+    /// once, while no visit has set the time of the next try.
     pub(super) fn retry_at_ns(&self) -> Option<u64> {
         let is_faulted = self.parked == Some(Parked::Fault);
         is_faulted.then(|| self.retry_at_ns.unwrap_or(0))

@@ -382,7 +382,7 @@ fn a_channel_that_ends_makes_misses_faults_and_another_one_mends_it() {
     verify(&mut viommu, 8, false);
     viommu.close_channel();
     viommu.invalidate(0, u64::MAX);
-    // The ring's own addresses fault: it rests, and nothing hangs.
+    // The ring's own addresses fault: it is parked, and nothing hangs.
     viommu.front.avail(&[]);
     scene
         .server

@@ -121,7 +121,7 @@ impl Engine {
         }
     }
 
-    /// Gives up waiting for calls in flight; the memory that they point to is leaked.
+    /// Abandons calls in flight; the memory that they point to is leaked.
     pub(super) fn abandon(&mut self) {
         if let Self::Threads(threads, _) = self {
             threads.abandon();

@@ -30,7 +30,7 @@ struct Job {
 }
 
 // SAFETY: not `Send` by itself because of the pointers in a call. What they point to stays valid
-// until the call is answered, on whichever thread, as who pushed it has promised.
+// until the call is answered, on whichever thread, as the contract of `push` demands.
 unsafe impl Send for Job {}
 
 type Queue = WorkQueue<Job, (u64, i32)>;
@@ -152,7 +152,7 @@ impl Drop for Threads {
 fn serve(queue: &Queue, file: &File) {
     while let Some(job) = queue.next() {
         // SAFETY: what the call points to is valid, and used by no other code, until it is
-        // answered, which is after this, as who pushed it has promised.
+        // answered, which is after this, as the contract of `push` demands.
         let result = unsafe { job.call.run(file) };
         queue.finish(std::iter::once((job.user_data, result)));
     }

@@ -160,7 +160,7 @@ impl Ring {
         // Makes the kernel's record of this thread, of which the limit is a part.
         // SAFETY: submits nothing, waits for nothing.
         let entered = unsafe { submitter.enter::<libc::sigset_t>(0, 0, 0, None) };
-        // Zero leaves a limit as it is, and tells it.
+        // Zero leaves a limit unchanged and returns it.
         let mut limits = [0; 2];
         if entered.is_ok() && submitter.register_iowq_max_workers(&mut limits).is_ok() {
             let bounded = limits[0].saturating_add(depth);

@@ -168,7 +168,7 @@ fn every_scene(name: &str, check: impl Fn(Scene) + Sync) {
         let cells = WAYS.iter().flat_map(|way| KINDS.map(|kind| (*way, kind)));
         let scene = |(way, kind)| {
             scope.spawn(move || {
-                // For a panic only, after which the kernel would wait for ever: given up when all
+                // For a panic only, after which the kernel would wait for ever: dropped when all
                 // have ended.
                 let release = fs.release_at_end();
                 check(Scene::hold(fs, way, kind, name));
@@ -204,8 +204,8 @@ fn a_reset_ends_after_the_last_access_to_memory_and_leaves_the_disk_alive() {
         scene.gate.release();
         scene.drain();
         let data = scene.guest.driver.get(DATA, LEN as usize);
-        // With the reset's answer, everything that could be written has been; what is bounced is
-        // given up.
+        // With the reset's answer, everything that could be written has been; bounced data are
+        // discarded.
         if scene.kind != kind::IN || scene.transfer == Transfer::Direct {
             scene.check_data();
         }
@@ -261,7 +261,7 @@ fn a_direct_request_past_the_drain_limit_needs_a_reset_while_its_page_may_be_wri
         }
         if scene.guest.blk.in_flight() == 0 {
             // A read into the page cache waits for read-ahead before a thread of the kernel takes
-            // it: until then it can be given up, and its page is out of reach.
+            // it: until then it can be cancelled, and its page is out of reach.
             assert!(scene.kind == kind::IN && scene.is_cached, "{what}");
             assert_eq!(scene.dma.iommu.leases().len(), 0, "{what}");
         } else {

@@ -25,7 +25,7 @@ pub const MEMORY: u64 = 16 << 20;
 /// Disk size in sectors.
 pub const SECTORS: u64 = 8192;
 
-/// A disk image whose bytes tell their position.
+/// Returns a disk image whose bytes depend on their position.
 pub fn image() -> Vec<u8> {
     // Made once: in a debug build it takes a tenth of a second.
     static IMAGE: OnceLock<Vec<u8>> = OnceLock::new();

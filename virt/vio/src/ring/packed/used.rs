@@ -10,7 +10,7 @@ use crate::ring::rest::RingStop;
 use crate::ring::token::Token;
 
 impl Used {
-    /// Offset in the ring of the word that tells the driver.
+    /// Offset in the ring of the word that makes the descriptor used.
     fn offset(&self) -> u32 {
         DESC_SIZE * u32::from(self.at.idx()) + REST
     }

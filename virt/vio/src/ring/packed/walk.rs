@@ -204,7 +204,7 @@ struct Next {
     size: u16,
     /// Descriptors it can have.
     room: u16,
-    /// `len`, `id` and `flags` of its first descriptor, as they said that it is available.
+    /// `len`, `id` and `flags` of its first descriptor, as read when it was found available.
     head: u64,
     indirect: bool,
 }

@@ -153,8 +153,8 @@ impl SplitQueue {
         Token::new(chain.head(), 1, slot, seq, chain.writable_len())
     }
 
-    /// Tells the journal of a chain. If it refuses, the ring rests for ever and publishes nothing
-    /// more: its successor would not know what was published.
+    /// Records a chain in the journal. If that refuses, the ring is parked for ever and publishes
+    /// nothing more: its successor would not know what was published.
     fn record(&mut self, chain: &Chain) -> u16 {
         let Some(own) = &mut self.journal else {
             return 0;

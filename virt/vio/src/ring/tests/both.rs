@@ -196,7 +196,7 @@ fn in_order_one_entry_stands_for_a_batch() {
         )
     };
     let ids: Vec<u32> = world.account.iter().map(|(own, _)| own.id.into()).collect();
-    // The first element tells of three, the fourth of one; between them nothing was written.
+    // The first element returns three chains, the fourth one; between them nothing was written.
     assert_eq!(
         [0, 1, 2, 3].map(element),
         [(ids[2], 3), (0, 0), (0, 0), (ids[3], 8)]

@@ -9,7 +9,7 @@ use super::*;
 use crate::fake_driver::AnyDriver;
 use crate::ring::Ring;
 
-/// Runs one chain to its end; whether the driver wants an interrupt.
+/// Runs one chain to its end. Returns whether the driver wants an interrupt.
 fn once(pair: &mut Pair) -> bool {
     pair.driver.add(&[(BUFFER, 4)], &[]);
     assert_eq!(split(&mut pair.ring).available(&mut pair.dma), Ok(1));

@@ -137,7 +137,7 @@ impl World {
         true
     }
 
-    /// Takes one chain and checks that it is the next one offered; whether there was one.
+    /// Takes one chain and checks that it is the next one offered. Returns whether there was one.
     pub(super) fn take(&mut self) -> bool {
         if !self.again(|ring, dma, chain| ring.peek(dma, chain)) {
             return false;
@@ -152,8 +152,8 @@ impl World {
         true
     }
 
-    /// Takes, and ends, as many of the next chains as are one descriptor each, at most `most`; how
-    /// many. `written` says how much of what may be is written into each.
+    /// Takes, and ends, as many of the next chains as are one descriptor each, at most `most`.
+    /// Returns their number. `written` maps the writable length of each to the length written.
     pub(super) fn answer_row(&mut self, most: usize, written: impl Fn(u32) -> u32) -> usize {
         let mut row = [Single::EMPTY; 40];
         let row = &mut row[..most];
@@ -193,7 +193,7 @@ impl World {
         entry.expect("taken").1 = Some(len);
     }
 
-    /// Publishes; how many that showed.
+    /// Publishes, and returns the number of chains published.
     pub(super) fn show(&mut self) -> usize {
         let staged = usize::from(self.ring.staged());
         let ended = self.account.iter().filter(|(_, len)| len.is_some()).count();
