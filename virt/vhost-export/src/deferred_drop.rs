@@ -24,7 +24,7 @@ use vhost_user::wire::RequestId;
 /// Threads of one export that close.
 const MOST: usize = 8;
 
-/// How the kernel shows an eventfd.
+/// Name by which the kernel shows an eventfd.
 pub(crate) const EVENTFD: &str = "anon_inode:[eventfd]";
 
 /// File systems whose files are closed, and asked about, without anybody else's doing: as

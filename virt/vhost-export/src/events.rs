@@ -322,7 +322,7 @@ impl<M: RegionMemory> Peer<M> {
         }
     }
 
-    /// Stops a ring once all that was taken from it is shown.
+    /// Stops a ring once all chains taken from it are published.
     pub(crate) fn stop_ring(
         &mut self,
         index: u16,

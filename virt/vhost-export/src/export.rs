@@ -146,7 +146,7 @@ impl<C: DeviceClass, M: RegionMemory> Export<C, M> {
         self.device
     }
 
-    /// Shows the driver what has ended while the device was stopped.
+    /// Publishes the requests that have ended while the device was stopped.
     fn show_ended(&mut self) {
         let Some(peer) = self.peer.as_mut().filter(|peer| peer.has_begun) else {
             return;

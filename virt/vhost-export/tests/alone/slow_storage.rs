@@ -482,8 +482,8 @@ fn a_front_end_that_goes_while_its_message_waits_is_noticed() {
     });
 }
 
-/// The finished requests of a ring are shown when it stops, though another ring of the device broke
-/// the protocol.
+/// The finished requests of a ring are published when it stops, though another ring of the device
+/// broke the protocol.
 #[test]
 fn a_stop_shows_what_has_finished_of_a_device_that_needs_a_reset() {
     let _turn = crate::among_others();

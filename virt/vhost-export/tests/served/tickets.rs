@@ -295,7 +295,7 @@ fn a_queue_that_stops_forgets_its_ticket_and_keeps_its_request() {
     }
 }
 
-/// Finished, and not to be shown before its page is there: only a stop has to wait for that.
+/// Finished, and not to be published before its page is there: only a stop has to wait for that.
 #[test]
 fn a_stop_waits_for_a_page_of_a_request_that_has_ended() {
     let below = Box::new(MemDisk::new(vec![0; DISK], 64, false));

@@ -67,7 +67,7 @@ impl Receiver {
         }
     }
 
-    /// Every descriptor is shown to `accepts` before anything else is done with it, with the
+    /// Every descriptor is passed to `accepts` before anything else is done with it, with the
     /// request that it came with, if that is known already; one that it does not take ends the
     /// stream.
     #[must_use]

@@ -194,7 +194,7 @@ impl DeviceClass for BlkClass {
         self.in_flight
     }
 
-    /// Of a stopped device: what is bounced reaches guest memory in a visit, and visits show
+    /// Of a stopped device: bounced data reach guest memory in a visit, and visits publish
     /// nothing until it is served again.
     fn touches_memory(&self) -> bool {
         self.io.transfer() == Transfer::Direct

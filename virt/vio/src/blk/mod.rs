@@ -96,7 +96,7 @@ const MAX_AHEAD: usize = 256;
 /// Most queues.
 pub const MAX_QUEUES: u16 = 16;
 
-/// How a block device shows itself.
+/// Configuration of a block device.
 #[derive(Clone, Copy, Debug)]
 pub struct BlkConfig {
     /// Logical block, 512 or 4096 bytes.

@@ -1,8 +1,8 @@
-//! How a block device shows itself to its driver: what follows from its configuration and from the
+//! Profile of a block device as its driver sees it: it follows from the configuration and from the
 //! back end.
 //!
-//! The facts are plain numbers, so that a device whose back end is in another process shows itself
-//! as one whose back end is here ([`BlkFacts::from_words`], which believes nothing).
+//! The facts are plain numbers, so that a device whose back end is in another process has the
+//! same profile as one whose back end is here ([`BlkFacts::from_words`], which trusts nothing).
 
 use super::backend::{BlockIo, Transfer};
 use super::request::{self, Limits};

@@ -416,7 +416,7 @@ impl Request {
 
     /// Counts the request as over.
     pub(super) fn count(&self, stats: &mut DeviceStats) {
-        // One that waited only to be shown was counted when it was done.
+        // One that waited only to be published was counted when it was done.
         if self.reply == Reply::Done {
             return;
         }

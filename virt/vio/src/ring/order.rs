@@ -100,7 +100,7 @@ impl Order {
         (0..self.ready.get()).filter_map(move |nth| self.places[self.at(first.wrapping_add(nth))])
     }
 
-    /// The used entries that show those: one for each run of chains written in full with the one
+    /// The used entries that publish those: one for each run of chains written in full with the one
     /// behind them, or one for each chain. It stands where the first chain's would, and its range
     /// counts the ring descriptors that the chains take up (§2.7.9, §2.8.9).
     #[inline]
@@ -116,7 +116,7 @@ impl Order {
         })
     }
 
-    /// They were shown.
+    /// They were published.
     #[inline]
     pub(super) fn shown(&mut self) {
         self.first.add(self.ready.get());

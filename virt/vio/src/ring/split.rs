@@ -203,7 +203,7 @@ impl SplitQueue {
         areas.fold(0, |mask, area| mask | area.in_use(generation, pages))
     }
 
-    /// Used elements that the next publish shows.
+    /// Used elements that the next publish covers.
     #[inline]
     pub(super) fn staged(&self) -> u16 {
         match &self.order {

@@ -84,7 +84,7 @@ fn quiesce_waits_for_what_is_in_flight_and_takes_nothing_new() {
         0,
         "no ring is touched after the quiesce"
     );
-    // Bus Master back on: the ended ones are shown, the third is taken.
+    // Bus Master back on: the ended ones are published, the third is taken.
     guest.blk.set_service(Service::Full);
     for _ in 0..3 {
         guest.wait_used(&mut dma);
@@ -255,7 +255,7 @@ fn a_faulted_used_ring_loses_no_completion() {
         assert!(std::time::Instant::now() < deadline);
     }
     guest.settle(&mut dma);
-    // Recorded once, parked, and the page is free although nothing could be shown.
+    // Recorded once, parked, and the page is free although nothing could be published.
     assert_eq!((dma.iommu.faults().len(), dma.iommu.leases().len()), (1, 0));
     assert!(!guest.blk.has_work(&mut dma));
     dma.iommu.allow_all();

@@ -99,7 +99,7 @@ impl Scene {
         };
     }
 
-    /// The request has been shown as a success, and is one.
+    /// The request has been published as a success, and is one.
     fn check_success(&mut self) {
         self.guest.wait_used(&mut self.dma);
         assert_eq!(self.guest.status(0), STATUS_OK, "{}", self.what);

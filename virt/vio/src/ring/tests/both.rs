@@ -173,7 +173,7 @@ fn in_order_one_entry_stands_for_a_batch() {
         }
         world.driver.publish();
         while world.take() {}
-        // Ended in another order: nothing is shown before the first.
+        // Ended in another order: nothing is published before the first.
         world.end(3, 8);
         world.end(1, 8);
         world.end(1, 3);

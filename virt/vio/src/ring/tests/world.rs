@@ -210,7 +210,7 @@ impl World {
         staged
     }
 
-    /// The driver takes back all that was shown, and nothing else.
+    /// The driver takes back all chains that were published, and nothing else.
     pub(super) fn reap(&mut self) {
         let mut found = 0;
         while let Some((id, len)) = self.driver.used() {
