@@ -1,4 +1,4 @@
-//! Whether the tables of a qcow2 image fit together, before it is written to.
+//! Consistency check of the tables of a qcow2 image, before it is written to.
 //!
 //! The library believes the reference counts: a cluster counted free is given away, be it the
 //! header. So before the first write all tables of the disk are walked, as `qemu-img check` does:
@@ -135,8 +135,8 @@ pub(crate) fn l2_table(
     ))
 }
 
-/// Where the snapshot table and the snapshots' L1 tables are, in a file of `len` bytes: offset and
-/// length of each.
+/// Returns the offset and length of the snapshot table and of the snapshots' L1 tables, in a file
+/// of `len` bytes.
 pub(crate) fn snapshots(
     file: &dyn Medium,
     layout: &Layout,

@@ -1,7 +1,7 @@
-//! Entries of the L1 table and of L2 tables, and what can be wrong with one (§ "L1 table entry",
+//! Entries of the L1 table and of L2 tables, and the faults of one (§ "L1 table entry",
 //! "L2 table entry").
 //!
-//! Whether what an entry refers to belongs to something else is not known here: see
+//! Whether the target of an entry belongs to something else is not known here: see
 //! [`crate::check`] and [`crate::vet`].
 
 use std::io;

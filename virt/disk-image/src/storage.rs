@@ -58,7 +58,7 @@ pub(crate) struct Shared {
     sync_error: Mutex<Option<i32>>,
     /// The length, which grows by writes past it.
     len: Mutex<u64>,
-    /// Where the tables are, of a qcow2 image open for writing.
+    /// Location of the tables, of a qcow2 image open for writing.
     layout: Mutex<Option<Layout>>,
     /// Calls that the file has for ranges; found out when the first is made.
     support: Mutex<Option<RangeSupport>>,

@@ -27,7 +27,8 @@ use crate::header::{COMPRESSED, Layout, OFFSET_MASK, be64};
 use crate::medium::{Medium, read_known};
 use crate::options::ImageErrorKind;
 
-/// Where entries at fault lead: no file is as long (64 PiB), and every size of clusters divides it.
+/// Offset that entries at fault are replaced with: no file is as long (64 PiB), and every size of
+/// clusters divides it.
 pub(crate) const TRAP: u64 = 0x00ff_0000_0000_0000;
 /// A step behind it for each kind of fault: the largest cluster.
 const TRAP_STEP: u64 = 2 << 20;

@@ -522,8 +522,8 @@ fn used_index<M: RegionMemory>(
     Ok(u16::from_le_bytes(bytes))
 }
 
-/// Where a ring starts without an inflight region. The used index is what stands in memory:
-/// SET_VRING_BASE does not say.
+/// Returns the start of a ring without an inflight region. The used index is the one in memory,
+/// since SET_VRING_BASE does not carry it.
 fn start_of(base: &RingBase, used_idx: u16) -> RingStart {
     match *base {
         RingBase::Split(next_avail) => RingStart::Split {
@@ -545,7 +545,7 @@ fn start_of(base: &RingBase, used_idx: u16) -> RingStart {
     }
 }
 
-/// Where a packed ring starts if its inflight region was never used.
+/// Returns the start of a packed ring whose inflight region was never used.
 fn fresh_position(base: &RingBase) -> PackedPosition {
     match *base {
         RingBase::Packed {

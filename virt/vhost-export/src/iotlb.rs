@@ -411,7 +411,7 @@ impl<M: RegionMemory> Peer<M> {
         device.fail(Violation::MissUnanswered);
     }
 
-    /// When the oldest miss will have waited for too long.
+    /// Returns the time at which the oldest miss will have waited for too long, in nanoseconds.
     pub(crate) fn miss_deadline(&self, config: &ExportConfig) -> Option<u64> {
         let since = self.memory.oldest_miss_ns()?;
         Some(since.saturating_add(config.miss_limit_ns))

@@ -119,7 +119,7 @@ impl<M: RegionMemory> Memory<M> {
         }
     }
 
-    /// When the oldest of those that were asked for was.
+    /// Returns the time at which the oldest outstanding translation was asked for, in nanoseconds.
     pub(crate) fn oldest_miss_ns(&self) -> Option<u64> {
         match &self.translation {
             Translation::Direct(_) => None,
@@ -187,7 +187,8 @@ impl<M: RegionMemory> Memory<M> {
         Ok(())
     }
 
-    /// Where the pieces of `range` are in guest memory; `None` if some of it is not.
+    /// Returns the pieces of `range` with their guest addresses; `None` if some of it is not in
+    /// guest memory.
     fn pieces(&self, range: IotlbRange, user_addr: u64) -> Option<Vec<(IovaRange, Gpa)>> {
         let mut pieces = Vec::new();
         let mut first = range.first;

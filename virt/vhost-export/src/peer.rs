@@ -577,7 +577,7 @@ impl<M: RegionMemory> Peer<M> {
         }
     }
 
-    /// When replies that wait are to be sent.
+    /// Returns the time at which replies that wait are to be sent, in nanoseconds.
     pub(crate) fn flush_at(&self) -> Option<u64> {
         let channel = self.channel.as_ref().map_or(0, Channel::backlog);
         (self.sender.backlog() + channel != 0 && !self.is_closing()).then_some(self.flush_at.0)
@@ -621,7 +621,8 @@ impl<M: RegionMemory> Peer<M> {
         matches!(self.task, Some(Task::Memory(_) | Task::Reset | Task::Close))
     }
 
-    /// When a task that waits will have waited for the drain limit.
+    /// Returns the time at which a task that waits will have waited for the drain limit, in
+    /// nanoseconds.
     pub(crate) fn task_deadline(&self, config: &ExportConfig) -> Option<u64> {
         let wait = self.wait?;
         (!wait.is_overdue).then(|| wait.since.0.saturating_add(config.drain_limit_ns))

@@ -1,4 +1,4 @@
-//! How a sidecore sees that a guest has made something available: one load per ring.
+//! Probe by which a sidecore sees that a guest has made something available: one load per ring.
 
 use sidecore::Probe;
 use vio::ring::Watch;

@@ -1,4 +1,4 @@
-//! A running ring's descriptors: how the guest kicks it and how it is called back, and when.
+//! File descriptors of a running ring: kick, call and error, and the coalescing of calls.
 //!
 //! **Calls are put off under load.** A driver that sleeps asks to be called at the next completion;
 //! if more completions of the same ring are about to come, one call does for all. So a call waits
@@ -140,7 +140,7 @@ fn check_kind(what: &str, fd: &SharedFd, target: &Path) -> Result<(), Refusal> {
     })
 }
 
-/// Where the device's interrupts go during one visit.
+/// Sink of the device's interrupts during one visit.
 pub(crate) struct Calls<'a> {
     pub(crate) queues: &'a mut [Queue],
     pub(crate) now_ns: u64,

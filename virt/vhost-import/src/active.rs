@@ -28,7 +28,7 @@ impl From<CallError> for StartError {
     }
 }
 
-/// Where the rings go on.
+/// Positions at which the rings go on.
 #[derive(Debug)]
 pub(crate) enum Positions {
     Fresh,

@@ -80,13 +80,13 @@ pub(crate) enum Command {
 /// Question of the link thread to the owner.
 #[derive(Clone, Debug)]
 pub(crate) enum Question {
-    /// Where an IOVA goes.
+    /// Translation of an IOVA.
     Miss {
         number: u64,
         iova: u64,
         access: IotlbAccess,
     },
-    /// Where these rings stand.
+    /// Positions of these rings.
     Rings { number: u64, rings: Vec<RingPlace> },
 }
 

@@ -58,7 +58,7 @@ pub(crate) struct Follower {
     holds: Vec<(u64, IotlbRange)>,
     /// Those that end without the back end's answer.
     dropped: Vec<u64>,
-    /// When all of [`FAULTS`] may be recorded at once again.
+    /// Time at which all of [`FAULTS`] may be recorded at once again, in nanoseconds.
     whole_at_ns: u64,
 }
 
@@ -188,8 +188,8 @@ impl Follower {
         Ok(())
     }
 
-    /// Where the rings stand, behind entries for their pages: a back end that starts them then need
-    /// not ask.
+    /// Answers with the positions of the rings, behind entries for their pages: a back end that
+    /// starts them then need not ask.
     fn rings(
         &mut self,
         exchange: &Exchange,

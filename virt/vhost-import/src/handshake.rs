@@ -144,7 +144,7 @@ pub(crate) struct RingFds {
 }
 
 impl RingFds {
-    /// With these, one of each kind for each queue.
+    /// Makes a set of these, one of each kind for each queue.
     ///
     /// # Errors
     /// The host has no descriptor for errors.

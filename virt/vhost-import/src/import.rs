@@ -165,7 +165,7 @@ impl Import {
         Self::with_link(outline, shared, memory, own, move || link.run())
     }
 
-    /// With a thread that talks to the back end.
+    /// Starts the thread that talks to the back end.
     fn with_link(
         outline: Outline,
         shared: Arc<Shared>,

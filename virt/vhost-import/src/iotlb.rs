@@ -45,7 +45,7 @@ enum Awaited {
     Update {
         miss: Option<u64>,
     },
-    /// With the hold that ends with its answer.
+    /// An invalidation, with the hold that ends with its answer.
     Invalidate {
         range: IotlbRange,
         hold: Option<u64>,
@@ -103,7 +103,7 @@ impl IotlbSession {
         self.since = Instant::now();
     }
 
-    /// When the first answer is overdue.
+    /// Returns the time at which the first answer is overdue.
     pub fn deadline(&self, limit: Duration) -> Option<Instant> {
         (!self.is_settled()).then(|| self.since + limit)
     }

@@ -4,9 +4,9 @@
 //! descriptor is signalled, or it is time to try to connect. Orders are done in turn, one at a
 //! time; each ends within the limits of its requests.
 //!
-//! Where rings stand, `Positions`: *fresh* (0) at the driver's start; *known* after a stop that was
-//! answered; in every other case (the connection broke while they were served) what the used ring
-//! says.
+//! Positions of rings, `Positions`: *fresh* (0) at the driver's start; *known* after a stop that
+//! was answered; in every other case (the connection broke while they were served) the index of the
+//! used ring.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -58,7 +58,7 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    /// With the first connection, and what was offered over it.
+    /// Makes the link of the first connection, and the offer received over it.
     pub fn new(
         config: ImportConfig,
         shared: Arc<Shared>,

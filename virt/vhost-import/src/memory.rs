@@ -38,7 +38,7 @@ pub(crate) struct RingPlace {
     pub used: u64,
 }
 
-/// Where a split ring stands.
+/// Position of a split ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Indices {
     pub avail: u16,
@@ -78,12 +78,12 @@ impl RingPlace {
         ]
     }
 
-    /// Where the available ring's `idx` is.
+    /// Returns the address of the available ring's `idx`.
     pub const fn avail_idx(&self) -> u64 {
         self.avail + 2
     }
 
-    /// Where the used ring's `idx` is.
+    /// Returns the address of the used ring's `idx`.
     pub const fn used_idx(&self) -> u64 {
         self.used + 2
     }
@@ -145,7 +145,7 @@ impl Memory {
         })
     }
 
-    /// Where rings at guest-physical addresses stand.
+    /// Returns the positions of rings at guest-physical addresses.
     pub fn indices(&self, rings: &[RingPlace]) -> Vec<Indices> {
         let indices = |ring: &RingPlace| Indices {
             avail: self.word(Gpa::new(ring.avail_idx())),

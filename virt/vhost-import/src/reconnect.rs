@@ -9,15 +9,15 @@ const RETRY_LAST: Duration = Duration::from_millis(200);
 const LINES: u32 = 20;
 const LINE_EVERY: Duration = Duration::from_secs(1);
 
-/// When to connect again.
+/// Schedule of the attempts to connect again.
 #[derive(Debug)]
 pub(crate) struct Reconnect {
     pub at: Instant,
     delay: Duration,
-    /// The last reason that was looked at for the log.
+    /// The last reason that was checked for the log.
     reason: String,
-    /// When all of [`LINES`] may be logged at once again: a back end that fails for ever, each time
-    /// otherwise, fills no log.
+    /// Time at which all of [`LINES`] may be logged at once again: a back end that fails for ever,
+    /// each time for another reason, fills no log.
     whole_at: Instant,
 }
 

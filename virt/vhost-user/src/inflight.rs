@@ -88,8 +88,8 @@ pub use recover_packed::{PackedRecovery, PackedRequest, PackedRing, was_in_use};
 pub use region::{MemRegion, Region};
 pub use split::{Split, SplitRecovery};
 
-/// Where a head is between being taken and being returned; private, since the region's own word for
-/// it can be rewritten by the front end.
+/// State of a head between being taken and being returned; private, since the front end can rewrite
+/// the region's own word for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     /// Not taken, or forgotten again.

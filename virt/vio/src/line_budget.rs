@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 /// Used by the thread that owns the device; atomics only because that moves between threads.
 #[derive(Debug, Default)]
 pub struct LineBudget {
-    /// When the budget would be whole again, in nanoseconds (a leaky bucket: see
+    /// Time at which the budget would be whole again, in nanoseconds (a leaky bucket: see
     /// [`throttle`](crate::throttle)).
     whole_at: AtomicU64,
     /// Lines suppressed since the last one that was logged.

@@ -94,7 +94,7 @@ pub type Rng = Device<RngClass>;
 pub struct RngClass {
     source: Box<dyn EntropySource>,
     throttle: Throttle,
-    /// When a source that had nothing is asked again.
+    /// Time at which a source that had nothing is asked again, in nanoseconds.
     retry_at_ns: Option<u64>,
     /// Calls that the source failed.
     failures: u64,

@@ -71,7 +71,7 @@ pub struct Throttle {
 }
 
 impl Throttle {
-    /// With these limits.
+    /// Makes a throttle with these limits.
     pub fn new(limits: RateLimits) -> Self {
         Self {
             operations: limits.operations.map(Bucket::new),
@@ -92,7 +92,7 @@ impl Throttle {
         now_ns >= self.opens_at_ns
     }
 
-    /// When the next request may begin, in nanoseconds of the clock given to
+    /// Returns the time at which the next request may begin, in nanoseconds of the clock given to
     /// [`charge`](Throttle::charge).
     pub fn opens_at_ns(&self) -> u64 {
         self.opens_at_ns

@@ -59,7 +59,7 @@ impl Visit {
         Self::new(now_ns, 32 * cost::REQUEST)
     }
 
-    /// When it takes place.
+    /// Returns the time of the visit, in nanoseconds.
     pub fn now_ns(&self) -> u64 {
         self.now_ns
     }

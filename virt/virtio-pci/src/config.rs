@@ -39,7 +39,7 @@ const PCI_CFG: u8 = 5;
 const ACCESS_BAR: u16 = 4;
 const ACCESS_OFFSET: u16 = 8;
 const ACCESS_LENGTH: u16 = 12;
-/// Where its data window lies.
+/// Offset of its data window.
 pub const ACCESS_DATA: u16 = 16;
 
 /// The one BAR that is implemented.

@@ -56,7 +56,7 @@ const ISR_CONFIG: u8 = 2;
 pub struct VirtioFunction<D> {
     source: SourceId,
     config: ConfigSpace,
-    /// Where the configuration access capability lies.
+    /// Offset of the configuration access capability.
     access: u16,
     device: D,
     common: CommonConfig,

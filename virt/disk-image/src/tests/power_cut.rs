@@ -56,7 +56,7 @@ fn read_word(sector: &[u8]) -> Option<Word> {
     (sector[8..] == sector[..sector.len() - 8]).then_some(word)
 }
 
-/// How an image is made.
+/// Parameters of the making of an image.
 #[derive(Clone, Copy, Debug)]
 struct Shape {
     cluster: usize,
@@ -177,7 +177,7 @@ fn make(shape: &Shape) -> (TempDir, PathBuf) {
 struct Model {
     /// Of each sector: when a write of it began, and what it wrote. In order.
     history: Vec<Vec<(usize, Word)>>,
-    /// When flushes were reported done.
+    /// Numbers of events after which flushes were reported done.
     flushes: Vec<usize>,
     writes: u64,
 }

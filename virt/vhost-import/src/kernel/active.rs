@@ -14,7 +14,7 @@ use super::{KernelBackEnd, KernelRing};
 #[derive(Debug)]
 pub(super) struct Active {
     pub activation: Activation,
-    /// Where each goes on.
+    /// Position at which each goes on.
     bases: Vec<u16>,
     /// They are to be served; else they are stopped.
     pub is_wanted: bool,

@@ -20,7 +20,7 @@ use vhost_user::wire::{
     BackendRequest, Inflight, IotlbAccess, IotlbMessage, IotlbRange, Message, ProtocolFeatures,
 };
 
-/// How it behaves.
+/// Behaviour of the back end.
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub features: u64,
@@ -29,7 +29,7 @@ pub struct Plan {
     pub max_ring_size: u16,
     /// Sectors of the disk.
     pub sectors: u64,
-    /// Where a ring that is stopped stands.
+    /// Position of a ring that is stopped.
     pub base: u16,
     /// It never answers a request to stop a ring.
     pub ignores_stop: bool,
@@ -94,7 +94,7 @@ pub struct Seen {
     /// Regions made, and regions given.
     pub inflight_made: u32,
     pub inflight_given: Vec<Inflight>,
-    /// Where it may ask.
+    /// Channel for its own requests.
     pub channel: Option<SharedFd>,
     /// Messages about its IOTLB, in order.
     pub told: Vec<Told>,

@@ -20,7 +20,7 @@ const ACCESS_PLATFORM: u64 = 1 << 33;
 /// User address of guest-physical address 0.
 const USER: u64 = 1 << 44;
 const DOMAIN: u32 = 5;
-/// Where the rings of queue 0 are, in pages of IOVAs; they go to the same page of memory.
+/// IOVA of the rings of queue 0, in pages; they go to the same page of memory.
 const RINGS: u64 = 0xff00;
 
 /// The guest's tables, page by page: where it goes, and whether the device may read and write.

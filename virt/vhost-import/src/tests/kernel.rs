@@ -20,7 +20,7 @@ const OWN: u64 = 1 << 3 | 1 << 5 | 1 << 16;
 const ACCESS_PLATFORM: u64 = 1 << 33;
 const FEATURES: u64 = feature::VERSION_1 | CSUM | MRG_RXBUF | ACCESS_PLATFORM;
 const DOMAIN: u32 = 5;
-/// Where the rings are behind an IOMMU, in pages of IOVAs.
+/// IOVA of the rings behind an IOMMU, in pages.
 const RINGS: u64 = 0xff00;
 
 /// A call that has been made.

@@ -153,7 +153,7 @@ pub enum Fatal {
     WrongAnswer,
 }
 
-/// How an event did not end well: a line for the log (the protocol has only a number for it).
+/// Failure of an event: a line for the log (the protocol has only a number for it).
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Refusal(pub String);

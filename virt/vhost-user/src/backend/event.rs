@@ -76,7 +76,7 @@ pub enum Event {
     Reset,
 }
 
-/// How an event ended well.
+/// Successful result of an event.
 #[derive(Debug)]
 pub enum Answer {
     /// Done as asked.
@@ -91,7 +91,7 @@ pub enum Answer {
         fd: OwnedFd,
         /// Bytes of the region.
         mmap_size: u64,
-        /// Where it starts in the file.
+        /// Its offset in the file, in bytes.
         mmap_offset: u64,
     },
 }

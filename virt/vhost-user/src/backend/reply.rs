@@ -4,7 +4,7 @@ use zerocopy::IntoBytes;
 
 use crate::wire::{ConfigAccess, Head, Inflight, Message, RequestId, VringState, config};
 
-/// How a request is answered when all went well.
+/// Kind of reply to a request that has succeeded.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Respond {
     /// By an acknowledgement, if one is asked for.

@@ -12,7 +12,7 @@ pub enum RingLayout {
     Packed,
 }
 
-/// Where a ring starts or stands.
+/// Position of a ring, at which it starts or has stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RingBase {
     /// Split: the next entry of the available ring, modulo 2^16.

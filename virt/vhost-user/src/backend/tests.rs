@@ -58,7 +58,7 @@ struct Peer {
     session: Session,
     /// need_reply on every request.
     asks_for_acks: bool,
-    /// Where stopped rings stand.
+    /// Position of stopped rings.
     base: RingBase,
 }
 

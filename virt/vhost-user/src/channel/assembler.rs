@@ -94,7 +94,7 @@ impl Assembler {
         self.header_len > 0
     }
 
-    /// Where the next bytes go: the rest of the header or of the payload, never empty.
+    /// Returns the space for the next bytes: the rest of the header or of the payload, never empty.
     pub fn space(&mut self) -> &mut [u8] {
         match self.head {
             None => &mut self.header[self.header_len..],

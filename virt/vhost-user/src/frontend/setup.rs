@@ -29,7 +29,7 @@ pub struct Ring<'a> {
     pub index: u8,
     /// Entries.
     pub size: u16,
-    /// Where it goes on.
+    /// Position at which it goes on.
     pub base: u32,
     /// Descriptors: a user address, as are the two below.
     pub desc: u64,
@@ -250,7 +250,7 @@ impl Connection {
         self.send(Request::GetVringBase { index }).map(drop)
     }
 
-    /// Where a ring stands that was [to stop](Self::begin_stop), once it has.
+    /// Returns the position of a ring that was [to stop](Self::begin_stop), once it has.
     ///
     /// # Errors
     /// [`CallError`].

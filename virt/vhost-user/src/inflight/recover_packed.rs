@@ -48,7 +48,7 @@ pub struct PackedRequest {
 pub struct PackedRecovery {
     /// In the order in which they were taken; in flight already, so without `begin`.
     pub requests: Vec<PackedRequest>,
-    /// Where the next used descriptor goes; [`Packed::used`] says the same.
+    /// Position of the next used descriptor, the same as [`Packed::used`].
     pub used: PackedPosition,
     /// The next descriptor to take. Both positions replace the base of SET_VRING_BASE, which a
     /// front end can only guess after a crash.

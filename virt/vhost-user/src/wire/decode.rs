@@ -228,7 +228,7 @@ impl Parts {
         Ok(regions.into_iter().zip(self.fds.drain(..)).collect())
     }
 
-    /// With the C structure's padding or without.
+    /// Decodes an inflight description, with the C structure's padding or without.
     pub fn inflight(&mut self) -> Result<Inflight, DecodeError> {
         if self.payload.len() == INFLIGHT_UNPADDED {
             self.payload.resize(size_of::<InflightRaw>(), 0);

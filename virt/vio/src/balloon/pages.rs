@@ -70,7 +70,7 @@ impl Numbers {
     }
 }
 
-/// Where guest RAM is.
+/// Regions of guest RAM.
 #[derive(Debug)]
 pub(super) struct Ram {
     /// Sorted, apart from each other, not empty.

@@ -25,7 +25,7 @@ mod tag {
 /// any figure.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Statistics {
-    /// When they were read, on the clock of visits, in nanoseconds.
+    /// Time at which they were read, on the clock of visits, in nanoseconds.
     pub read_at_ns: u64,
     /// Bytes swapped in since the guest booted.
     pub swap_in: Option<u64>,

@@ -22,7 +22,7 @@ use crate::{Activity, QueueDevice};
 const MIB: u64 = 1 << 20;
 /// Two regions, with a hole of 2 MiB between them.
 const RAM: [(Gpa, u64); 2] = [(Gpa::new(0), 2 * MIB), (Gpa::new(4 * MIB), 2 * MIB)];
-/// Where the guest keeps what it sends.
+/// Address of the buffers that the guest sends.
 const DATA: u64 = 0x4_0000;
 const SIZE: u16 = 64;
 const INFLATE: usize = 0;

@@ -19,7 +19,7 @@ use std::path::PathBuf;
 
 use guest_mem::{Hva, KeepAlive};
 
-/// How data get between the back end and the guest.
+/// Method of data transfer between the back end and the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transfer {
     /// Into and out of leased guest memory.
@@ -35,7 +35,7 @@ pub enum Transfer {
 }
 
 impl Transfer {
-    /// How data move if operations are to be queued, not done at once.
+    /// Returns the method to use if operations are to be queued, not done at once.
     #[must_use]
     pub fn queued(self) -> Self {
         match self {
@@ -169,7 +169,7 @@ pub trait BlockIo: Any + Send {
     /// Returns the number of slots: requests that may be in flight.
     fn depth(&self) -> u32;
 
-    /// How data move; constant.
+    /// Returns the method of data transfer; constant.
     fn transfer(&self) -> Transfer;
 
     /// Whether operations end in the order in which they were submitted, and none later than one

@@ -247,7 +247,7 @@ impl Request {
         Ok(())
     }
 
-    /// Where the data of the part lie.
+    /// Returns the segments of the data of the part.
     fn segments(&self) -> impl Iterator<Item = Segment> + use<'_> {
         slice(&self.data, self.done, self.part)
     }

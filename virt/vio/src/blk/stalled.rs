@@ -18,7 +18,7 @@ use crate::ring::RETRY_NS;
 #[derive(Debug, Default)]
 pub(super) struct Stalled {
     slots: VecDeque<u32>,
-    /// When the first is submitted again, in nanoseconds of the visits' clock.
+    /// Time at which the first is submitted again, in nanoseconds of the visits' clock.
     retry_at_ns: u64,
     /// The one that this visit has submitted again.
     tried: Option<u32>,
@@ -27,7 +27,7 @@ pub(super) struct Stalled {
 }
 
 impl Stalled {
-    /// When a visit is due.
+    /// Returns the time at which a visit is due, in nanoseconds.
     pub(super) fn retry_at_ns(&self) -> Option<u64> {
         (!self.slots.is_empty()).then_some(self.retry_at_ns)
     }

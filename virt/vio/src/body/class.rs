@@ -44,7 +44,7 @@ use crate::visit::Visit;
 pub trait Environment {
     /// The device's view of guest memory.
     type Dma: Dma;
-    /// Where its interrupts go.
+    /// Sink of its interrupts.
     type Interrupt: Interrupt;
 }
 

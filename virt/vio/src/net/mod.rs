@@ -649,8 +649,8 @@ impl DeviceClass for NetClass {
         keeps || self.core.shown_link != self.is_up()
     }
 
-    /// Where there was no buffer, the owner may have asked for our descriptors already, when they
-    /// were left out: the poll that follows puts them back.
+    /// Also true for the first buffer where there was none: the port's descriptors may have been
+    /// left out of `wake_fds` for want of a buffer, and the poll that follows adds them again.
     fn has_work<D: Dma>(
         &mut self,
         queue: &mut Queue,

@@ -27,7 +27,7 @@ pub(super) struct PieceRange {
 
 /// Outcome of a translation.
 pub(super) enum Translated {
-    /// Where they are.
+    /// Their pieces.
     All(PieceRange),
     /// No room behind those of other frames: the burst is to be ended before this one.
     NoRoom,

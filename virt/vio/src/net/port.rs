@@ -1,5 +1,5 @@
-//! Interface of what a network device's frames go to and come from: a TAP interface, a switch, a
-//! peer.
+//! Interface of the network behind a device, which takes and delivers frames: a TAP interface, a
+//! switch, a peer.
 //!
 //! ```text
 //! device's visit                                     port
@@ -90,7 +90,7 @@ pub struct TxFrame<'a> {
     pub header: NetHeader,
     /// Length in bytes, 14 at least.
     pub len: u32,
-    /// Where the bytes lie, in order: `len` of them.
+    /// The bytes in guest memory, in order: `len` of them.
     pub data: &'a [VolatileSlice<'a>],
 }
 
@@ -206,7 +206,7 @@ pub struct Waits {
     pub send: bool,
 }
 
-/// Where frames of one network device go to and come from.
+/// Network behind one device, to which its frames go and from which they come.
 pub trait NetPort: Send {
     /// Returns its capabilities; always the same.
     fn capabilities(&self) -> PortCapabilities {

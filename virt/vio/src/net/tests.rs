@@ -145,7 +145,7 @@ struct Guest {
     mem: ArrayMem,
     rx: AnyDriver<ArrayMem>,
     tx: AnyDriver<ArrayMem>,
-    /// Where the receive buffers lie, by the names that the ring returns.
+    /// Addresses of the receive buffers, by the ids that the ring returns.
     buffers: HashMap<u16, u64>,
     net: Net,
     irq: CountIrq,

@@ -35,7 +35,7 @@ pub(super) struct Kept {
 /// A frame whose chain was taken.
 #[derive(Clone, Copy)]
 struct Taken<'k> {
-    /// Where its header lies, if in one piece; otherwise it was read.
+    /// Its header in guest memory, if in one piece; otherwise it was read.
     head: VolatileSlice<'k>,
     header: [u8; HEADER_LEN],
     len: u32,

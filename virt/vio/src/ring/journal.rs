@@ -48,7 +48,7 @@ pub trait Journal: Send {
     fn commit(&mut self);
 }
 
-/// Where a ring begins, for [`Ring::start`](super::Ring::start). Positions of packed rings are
+/// Start of a ring, for [`Ring::start`](super::Ring::start). Positions of packed rings are
 /// {index, wrap counter}.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RingStart {
@@ -68,7 +68,7 @@ pub enum RingStart {
     Packed {
         /// The descriptor to take next.
         avail: (u16, bool),
-        /// Where the next used descriptor goes.
+        /// Position of the next used descriptor.
         used: (u16, bool),
         /// Chains taken by a predecessor and not returned: the journal's slot, and the ring
         /// descriptors as they were, with the buffer id in `next` (the last one's counts). They are
@@ -77,7 +77,7 @@ pub enum RingStart {
     },
 }
 
-/// Where a ring has come to.
+/// Position of a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RingPosition {
     /// Split, modulo 2^16.
@@ -91,14 +91,14 @@ pub enum RingPosition {
     Packed {
         /// The descriptor to take next.
         avail: (u16, bool),
-        /// Where the next used descriptor goes.
+        /// Position of the next used descriptor.
         used: (u16, bool),
     },
 }
 
 impl RingPosition {
-    /// Where the next chain is taken and the next used entry written, each in a word: of a packed
-    /// ring with the wrap counter in bit 15.
+    /// Returns the positions of the next chain to take and the next used entry to write, each in a
+    /// word: of a packed ring with the wrap counter in bit 15.
     pub(super) fn words(self) -> (u16, u16) {
         let word = |(idx, wrap)| idx | u16::from(wrap) << 15;
         match self {

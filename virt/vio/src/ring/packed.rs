@@ -77,7 +77,7 @@ pub struct PackedQueue {
     next_avail: Position,
     /// `len`, `id` and `flags` there, once they say that it is available.
     head: Option<u64>,
-    /// Where the next used descriptor goes.
+    /// Position of the next used descriptor.
     next_used: Position,
     /// Used descriptors for the next publish, in the ring's order.
     staged: Vec<Used>,
@@ -95,7 +95,7 @@ pub struct PackedQueue {
     table: Table,
     /// Chains to take before any other, with the journal's slots.
     pub(super) replay: VecDeque<(u16, Vec<RawDescriptor>)>,
-    /// With IN_ORDER.
+    /// Completions in order, with IN_ORDER.
     pub(super) order: Option<Order>,
     pub(super) journal: Option<Box<dyn Journal>>,
     /// A request could not be recorded: nothing is published any more.

@@ -65,7 +65,7 @@ pub struct SplitQueue {
     table: Table,
     /// Heads to take before any other.
     pub(super) replay: VecDeque<u16>,
-    /// With IN_ORDER.
+    /// Completions in order, with IN_ORDER.
     pub(super) order: Option<Order>,
     pub(super) journal: Option<Journaled>,
 }

@@ -11,7 +11,7 @@ pub struct Watch {
     quiet: u16,
 }
 
-/// Where that word is.
+/// Place of that word.
 pub(super) struct WatchPlace<'a> {
     pub(super) window: &'a Window,
     pub(super) offset: u32,

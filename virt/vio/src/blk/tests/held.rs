@@ -16,7 +16,7 @@ use crate::{CancelReason, QueueDevice, Service};
 const LEN: u32 = 4096;
 const SECTOR: u64 = 64;
 
-/// How a disk is opened, and how its data move.
+/// Whether a disk is opened with O_DIRECT, and its method of data transfer.
 const WAYS: [(bool, Transfer); 3] = [
     (false, Transfer::Direct),
     (true, Transfer::Direct),

@@ -14,7 +14,7 @@ use crate::{Activity, QueueDevice, Service, Visit};
 
 pub use super::slow::{SlowControl, SlowDisk};
 
-/// Where the rings lie.
+/// Address of the rings.
 pub const RINGS: u64 = 0x1_0000;
 /// Request headers and status bytes: 64 bytes each.
 pub const HEADERS: u64 = 0x2_0000;
@@ -114,7 +114,7 @@ impl Guest {
         )
     }
 
-    /// With this configuration and, of the offered features, those in `mask`.
+    /// Makes a guest with this configuration and, of the offered features, those in `mask`.
     pub fn with(io: Box<dyn crate::blk::BlockIo>, config: BlkConfig, mask: u64) -> Self {
         Self::in_memory(ArrayMem::new(MEMORY), RINGS, io, config, mask)
     }

@@ -4,7 +4,7 @@
 use super::*;
 
 const RING: u16 = 64;
-/// Where frames that are sent begin, 128 KiB apart.
+/// Address of the first frame that is sent; they are 128 KiB apart.
 const FRAMES: u64 = 0x10_0000;
 
 /// A device whose port segments and takes segments to be made, and its driver's rings.

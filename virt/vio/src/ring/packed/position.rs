@@ -10,7 +10,7 @@ pub(in crate::ring) struct Position(u32);
 const WRAP: u32 = 1 << 16;
 
 impl Position {
-    /// Where both sides begin.
+    /// Position at which both sides begin.
     pub(super) const FIRST: Self = Self(WRAP);
 
     #[inline(always)]

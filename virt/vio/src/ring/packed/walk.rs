@@ -198,7 +198,7 @@ impl PackedQueue {
     }
 }
 
-/// Where the next chain begins, whose first descriptor is known to be available.
+/// Beginning of the next chain, whose first descriptor is known to be available.
 struct Next {
     at: Position,
     size: u16,

@@ -16,7 +16,7 @@ struct State {
     stored: u32,
     /// Content of the ring before it was written, between `advance` and the first store behind it.
     before: Option<Vec<u8>>,
-    /// Where a packed ring's batch begins.
+    /// Position at which a packed ring's batch begins.
     used: u16,
     in_commit: bool,
     /// `before`, if the death came at the first store of `commit`.
