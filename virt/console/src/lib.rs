@@ -5,7 +5,7 @@
 //!   writes them, so that shutdown of the machine never waits for the reader. Serves any other
 //!   output of that kind too.
 //!
-//! **Left out.** Terminals, keys and what they mean: they belong to the program.
+//! **Left out.** Terminals, keys and their meaning: they belong to the program.
 
 pub mod sink;
 pub mod uart;

@@ -29,7 +29,7 @@ use crate::vet::Tables;
 /// Most files behind each other. Each has its own caches and costs a look-up per read.
 pub(crate) const MAX_CHAIN: usize = 32;
 
-/// An opened image: what the library makes of it, and what we have to know.
+/// An opened image: the library's access to it, and its files.
 pub(crate) struct Opened {
     pub access: FormatAccess<ImageFile>,
     pub files: Files,
@@ -101,7 +101,7 @@ impl OpenFile {
     }
 }
 
-/// Opens the image at `path` and what is behind it.
+/// Opens the image at `path` and its backing files.
 pub(crate) fn open(path: &Path, options: &ImageOptions) -> Result<Opened, ImageError> {
     open_through(path, options, &|file| Box::new(file))
 }

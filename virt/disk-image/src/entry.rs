@@ -22,7 +22,7 @@ const L1_RESERVED: u64 = 0x7f00_0000_0000_01ff;
 /// Bits of an L2 entry of a standard cluster that are reserved.
 const L2_RESERVED: u64 = 0x3f00_0000_0000_01fe;
 
-/// Fault of a table's entry that makes what it maps unreadable.
+/// Fault of a table's entry that makes the mapped data unreadable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum EntryFault {
     /// No byte of it is there, or (compressed) not all of its sectors are.

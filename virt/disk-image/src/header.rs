@@ -172,8 +172,8 @@ impl Layout {
             .is_ok()
     }
 
-    /// A header for a library that is to read the image and no more: what was checked, without
-    /// extensions and without a backing file.
+    /// Returns a header for a library that is to read the image and no more: the checked fields,
+    /// without extensions and without a backing file.
     pub(crate) fn bare_header(&self) -> [u8; BARE_HEADER_BYTES] {
         let mut header = [0; BARE_HEADER_BYTES];
         let mut put = |at: usize, bytes: &[u8]| header[at..at + bytes.len()].copy_from_slice(bytes);

@@ -63,7 +63,7 @@ pub(crate) struct Image {
     /// The library remembers something that the file does not have, and the file could not be read
     /// anew. Written under the write lock.
     is_torn: AtomicBool,
-    /// For what is wrong with the image.
+    /// Budget of log lines about faults of the image.
     lines: Mutex<LineBudget>,
     opened: Instant,
     pub size: u64,
@@ -133,7 +133,7 @@ impl Alone<'_> {
         Ok(())
     }
 
-    /// Throws away what the library remembers.
+    /// Discards the library's state.
     fn load(&mut self) -> io::Result<()> {
         *self.access = self.image.files.load()?;
         self.is_dirty = false;

@@ -181,8 +181,8 @@ impl fmt::Display for Users<'_> {
     }
 }
 
-/// Locks the open image `file`; the lock lasts until all descriptors of what is returned are closed
-/// and what they started has ended.
+/// Locks the open image `file`. The lock lasts until all descriptors of the returned file are
+/// closed and operations started through them have ended.
 ///
 /// It is the same open file, except for a block device that is to be written to, which is opened
 /// again with the same flags and `O_EXCL`. `path` is for messages. Descriptors should be
@@ -303,7 +303,7 @@ struct Attempt {
 }
 
 impl Attempt {
-    /// Takes the lock, or leaves nothing locked and says what is in the way.
+    /// Takes the lock, or leaves nothing locked and returns the obstacle.
     fn run(&mut self) -> Result<Option<Obstacle>, LockError> {
         // Check first, so that a process that waits does not lock anything, not even for a moment:
         // QEMU would fail because of it.

@@ -16,7 +16,7 @@ use vio::blk::range::{self, RangeSupport};
 
 /// A file, or what stands for one.
 pub(crate) trait Medium: Send + Sync {
-    /// Reads what is at `offset`, perhaps less than `buffer` holds; 0: the end of the file.
+    /// Reads bytes at `offset`, perhaps fewer than `buffer` holds; 0: the end of the file.
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize>;
 
     /// Writes all of `bytes`, and grows the file to their end.

@@ -43,7 +43,8 @@ pub struct ImageOptions {
     pub backing: Backing,
     /// Locks on the image and on the files behind it.
     pub locking: Locking,
-    /// Keep what a power cut may not reorder apart, by syncing the file where the format needs it.
+    /// Keep writes apart that a power cut must not reorder, by syncing the file where the format
+    /// needs it.
     /// A write that needs new clusters then waits for the disk once, together with those that are
     /// served with it, and so does a discard; other operations do not. Without it a power cut may
     /// lose older data that were flushed, with the cluster that took their place, or make the image
@@ -113,7 +114,7 @@ pub enum ImageErrorKind {
     /// A disk has a positive multiple of 512 bytes.
     #[error("the disk has {0} bytes, no positive multiple of 512")]
     Size(u64),
-    /// It is not what the options say.
+    /// It does not have the format that the options name.
     #[error("not a qcow2 image")]
     NotQcow2,
     /// It needs something we do not have.

@@ -4,7 +4,7 @@
 //! the format; they are those that QEMU keeps by the dependencies between its metadata caches. A
 //! sync (fdatasync) is made only where one of them would be broken:
 //!
-//! 1. *What is new is there before it is referred to.* A table's entry that begins to refer to a
+//! 1. *A new cluster is there before it is referred to.* A table's entry that begins to refer to a
 //!    cluster (of data, of a table; the header's, to a table) is written after a sync of what the
 //!    cluster holds, of the copies of old data that were made in it, of the count that says it is
 //!    in use, of the refcount block with that count, and of the file's length. Otherwise the disk
@@ -21,9 +21,9 @@
 //! So a group of writes that need new clusters costs one sync, between what it wrote to them and to
 //! the counts, and its L2 tables; one more where an L2 table or a refcount block is new. A discard
 //! costs one, before its clusters' counts are lowered and their space is given back. Writes to
-//! clusters that are there cost none. No sync is made *after* metadata are written: what they no
-//! longer refer to is remembered in `dropped`, and has often been synced for another reason before
-//! anyone touches it.
+//! clusters that are there cost none. No sync is made *after* metadata are written: clusters that
+//! they no longer refer to are recorded in `dropped`, and a sync for another reason has often come
+//! before one of them is used again.
 //!
 //! A whole table is compared with what the file has to know what changes; that costs a read from
 //! the page cache. A sector (512 bytes) is taken to be written whole or not at all. Nothing is
@@ -307,8 +307,8 @@ impl Order {
         self.writes
     }
 
-    /// A sync has ended. What was written while it ran may not be covered; then nothing is taken to
-    /// be.
+    /// Notes the end of a sync. It may not cover what was written while it ran; if anything was, it
+    /// is taken to have covered nothing.
     pub(crate) fn synced(&mut self, writes: u64) {
         if self.writes == writes {
             self.fresh = false;

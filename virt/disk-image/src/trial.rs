@@ -40,7 +40,7 @@ pub(crate) fn may_write(path: &Path) -> io::Result<()> {
     Ok(asked?)
 }
 
-/// A file with what was written since in front of it.
+/// A file overlaid with the writes since.
 pub(crate) struct Overlay {
     file: File,
     written: Mutex<Written>,

@@ -27,8 +27,8 @@ const MOST: usize = 8;
 /// Name by which the kernel shows an eventfd.
 pub(crate) const EVENTFD: &str = "anon_inode:[eventfd]";
 
-/// File systems whose files are closed, and asked about, without anybody else's doing: as
-/// `guest-mem` maps.
+/// File systems whose files can be closed and queried without another process's part in it: those
+/// that `guest-mem` maps.
 const LOCAL: [&str; 8] = [
     "tmpfs",
     "hugetlbfs",

@@ -277,7 +277,7 @@ impl<C: DeviceClass, M: RegionMemory> Export<C, M> {
         }
     }
 
-    /// Waits for what the armed device waits for.
+    /// Registers the descriptors that the armed device waits for.
     fn listen(&mut self, wakes: &mut Wakes) -> Result<(), ArmError> {
         let fds = self.device.wake_fds();
         if fds == self.device_fds {
@@ -423,8 +423,8 @@ where
                 }
             }
             // Emptied when the device is disarmed, or visited. It may be shared with other devices
-            // of the core, for whom it may have become readable: while something is in flight it is
-            // not muted for that.
+            // of the core, and have become readable for one of those: while requests are in flight
+            // it is not muted for that.
             TOKEN_DEVICE => {
                 if self.device.in_flight() != 0 {
                     turn.charge(1);

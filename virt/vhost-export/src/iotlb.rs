@@ -56,7 +56,7 @@ const ANSWERS: usize = guest_mem::MAX_MISSES;
 /// Updates taken while one ring is being stopped: as many as a front end of ours sends without an
 /// answer, twice.
 const UPDATES: usize = 128;
-/// Longest payload of an answer: a number, and room for what is none.
+/// Longest payload of an answer, in bytes: a number, and room for a malformed one.
 const MAX_ANSWER: usize = 64;
 /// Cost of sending a miss, or of taking its answer, in nanoseconds.
 const MISS_COST: u64 = 2_000;
@@ -235,8 +235,8 @@ impl<M: RegionMemory> Peer<M> {
         ))
     }
 
-    /// Sends what the device has asked for since the last visit, and hands out what has come;
-    /// whether anything has ended.
+    /// Sends the misses of the device since the last visit, and hands out the translations that
+    /// have come. Returns whether anything has ended.
     pub(crate) fn exchange_iotlb(
         &mut self,
         device: &mut Device<impl DeviceClass>,
@@ -497,7 +497,7 @@ fn answer(message: &Message) -> Option<bool> {
     Some(value == 0)
 }
 
-/// A ring's areas, and what is done there: they are asked for all at once.
+/// Returns a ring's areas with the accesses to them: they are asked for all at once.
 fn areas(config: &RingConfig) -> Vec<Wanted> {
     let size = u32::from(config.size);
     let (desc, avail, used) = (

@@ -1,5 +1,5 @@
-//! The inflight region as the journal of one ring: what a successor needs if this process is
-//! killed.
+//! The inflight region as the journal of one ring: the record that a successor needs if this
+//! process is killed.
 
 use std::sync::Arc;
 

@@ -161,7 +161,7 @@ impl<M: RegionMemory> Memory<M> {
         Ok(())
     }
 
-    /// Takes a translation from the front end. What is not in one region is several.
+    /// Takes a translation from the front end. One that spans regions is stored as several.
     pub(crate) fn update(
         &mut self,
         range: IotlbRange,
@@ -234,8 +234,8 @@ impl<M: RegionMemory> Memory<M> {
         }
     }
 
-    /// Reads memory without a device's view, for the recovery of a ring. What is not known to be
-    /// memory is none.
+    /// Reads memory without a device's view, for the recovery of a ring. An address that is not
+    /// known to be memory faults.
     pub(crate) fn peek(&self, at: Iova, buf: &mut [u8]) -> Access<()> {
         let gpa = match &self.translation {
             Translation::Direct(_) => Some(Gpa::new(at.raw())),
@@ -255,8 +255,8 @@ impl<M: RegionMemory> Memory<M> {
         }
     }
 
-    /// The device's address of what a front end says a ring's address is: an IOVA already, or a
-    /// user address of its own.
+    /// Converts a ring's address as the front end gives it, an IOVA already or a user address of
+    /// its own, to the device's address.
     pub(crate) fn ring_addr(&self, addr: u64) -> Option<Iova> {
         match self.is_translated() {
             true => Some(Iova::new(addr)),

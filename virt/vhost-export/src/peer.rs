@@ -176,7 +176,7 @@ pub(crate) struct Peer<M> {
     pub(crate) task: Option<Task>,
     /// A message that was received while a ring was being stopped, and has to wait for that.
     pub(crate) put_off: Option<Message>,
-    /// Replies to what was taken while a ring was being stopped, which follow the reply to that.
+    /// Replies to messages taken while a ring was being stopped, which follow the reply to that.
     pub(crate) late: Vec<Message>,
     /// Wait of the task for requests in flight.
     wait: Option<Wait>,
@@ -271,7 +271,7 @@ impl<M: RegionMemory> Peer<M> {
         self.register_channel(wakes)
     }
 
-    /// Takes what the front end has sent, a bounded amount.
+    /// Takes messages that the front end has sent, a bounded number.
     pub(crate) fn read_socket(
         &mut self,
         device: &mut Device<impl DeviceClass>,
@@ -358,7 +358,7 @@ impl<M: RegionMemory> Peer<M> {
         }
     }
 
-    /// Looks whether the front end has gone, and takes what it has sent otherwise.
+    /// Checks whether the front end has gone, and takes its messages otherwise.
     pub(crate) fn look_for_end(
         &mut self,
         device: &mut Device<impl DeviceClass>,
@@ -440,7 +440,7 @@ impl<M: RegionMemory> Peer<M> {
         self.reject(&chain(fatal), turn);
     }
 
-    /// Nothing more can be received: the front end has gone, or has sent what it may not.
+    /// Handles the failure to receive: the front end has gone, or has broken the protocol.
     fn receive_failed(&mut self, error: ReceiveError, turn: &mut Turn<'_>) {
         let reason = chain(&error);
         match error {
@@ -674,7 +674,7 @@ impl<M: RegionMemory> Peer<M> {
             return Advance::Gone;
         }
         self.finish(outcome, turn);
-        // What came meanwhile.
+        // Messages that came meanwhile.
         turn.charge(MESSAGE_COST);
         self.read_socket(device, turn);
         Advance::Done

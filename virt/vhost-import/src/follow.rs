@@ -238,7 +238,8 @@ impl Follower {
         Ok(())
     }
 
-    /// The entry for `iova`, if the device may access it so, and what it was read from.
+    /// Returns the entry for `iova`, if the device may access it so, and the attachment that it was
+    /// read from.
     fn look_up(
         &self,
         memory: &dyn RemoteMemory,
@@ -383,7 +384,7 @@ impl Follower {
     }
 }
 
-/// Whether an entry of `entry` is what a miss of `wanted` needs.
+/// Whether an entry of `entry` satisfies a miss of `wanted`.
 fn allows(entry: IotlbAccess, wanted: IotlbAccess) -> bool {
     match wanted {
         // It asks for nothing.

@@ -43,8 +43,8 @@ impl Offer {
     }
 }
 
-/// Everything up to memory, which is shared here too; and the socket for what the back end asks, if
-/// it is behind an IOMMU.
+/// Negotiates everything up to memory, which is shared here too. Returns the offer, and the socket
+/// for the back end's requests if the device is behind an IOMMU.
 pub(crate) fn negotiate(
     connection: &mut Connection,
     memory: &Memory,

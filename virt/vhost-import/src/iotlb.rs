@@ -237,7 +237,7 @@ impl IotlbSession {
         self.answer()
     }
 
-    /// Answers what can be answered in order.
+    /// Answers requests in order, as far as their answers are known.
     fn answer(&mut self) -> Result<(), SessionError> {
         while let Some(outcome) = self.misses.front().and_then(|miss| miss.outcome) {
             let miss = self.misses.pop_front().expect("it was looked at");
@@ -248,7 +248,7 @@ impl IotlbSession {
         Ok(())
     }
 
-    /// It ends, and so do the holds of what has not been answered: its entries are gone with it.
+    /// Ends the session, and with it the holds of unanswered invalidations: its entries are gone.
     pub fn end(self, exchange: &Exchange) {
         for awaited in self.awaited {
             if let Awaited::Invalidate {

@@ -297,7 +297,7 @@ impl Link {
         }
     }
 
-    /// Takes what has come from the back end, of both sockets.
+    /// Takes messages of the back end, of both sockets.
     fn take_input(&mut self) {
         let (Some(connection), Some(iotlb)) = (&mut self.connection, &mut self.iotlb) else {
             return;
@@ -313,7 +313,7 @@ impl Link {
         }
     }
 
-    /// Takes what the back end asks.
+    /// Takes requests of the back end.
     fn take_requests(&mut self) {
         let Some(iotlb) = &mut self.iotlb else {
             return;

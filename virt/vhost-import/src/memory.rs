@@ -68,7 +68,7 @@ impl RingPlace {
         })
     }
 
-    /// Its parts at IOVAs: address, length, what the device does there.
+    /// Returns its parts at IOVAs: address, length, and the device's access.
     pub fn areas(&self) -> [(u64, u64, IotlbAccess); 3] {
         let (desc, avail, used) = lengths(self.size);
         [

@@ -109,7 +109,7 @@ impl Shared {
         number
     }
 
-    /// Whether that order has been done. What the thread did for it has happened (release and
+    /// Whether that order has been done. If so, the thread's stores for it are visible (release and
     /// acquire).
     pub fn is_done(&self, number: u64) -> bool {
         self.done.load(Ordering::Acquire) >= number
@@ -228,7 +228,7 @@ impl Shared {
         &self.ordered
     }
 
-    /// Takes a cancellation back: it was for what has ended since.
+    /// Clears a cancellation, which was for a request that has ended since.
     pub fn uncancel(&self) {
         drain_eventfd(self.cancel.as_fd());
         if self.is_over() {

@@ -1,5 +1,5 @@
-//! The vhost-user protocol without its rings: what travels between a VMM (the *front end*) and a
-//! process that serves its virtqueues (the *back end*), and what a back end may make of it.
+//! The vhost-user protocol without its rings: the messages between a VMM (the *front end*) and a
+//! process that serves its virtqueues (the *back end*), and the state of each side.
 //!
 //! Follows QEMU's `docs/interop/vhost-user.rst` ("vhost-user protocol"), whose words are used here;
 //! its numbers are in the machine's byte order.

@@ -91,7 +91,7 @@ impl Visit {
         (self.budget, self.ask_at) = (self.spent, self.spent);
     }
 
-    /// Adds to what it has cost.
+    /// Adds to its cost, in nanoseconds.
     #[inline]
     pub fn charge(&mut self, cost: u64) {
         self.spent = self.spent.saturating_add(cost);

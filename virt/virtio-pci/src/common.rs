@@ -88,7 +88,7 @@ impl CommonConfig {
         }
     }
 
-    /// Back to the reset state: what the driver reads as status zero.
+    /// Returns to the reset state, which the driver reads as status zero.
     pub fn reset(&mut self) {
         let sizes: Vec<u16> = self.queues.iter().map(|q| q.max_size).collect();
         *self = Self::new(self.offered, &sizes, self.vectors);

@@ -151,7 +151,7 @@ impl<D: QueueDevice> VirtioFunction<D> {
         }
     }
 
-    /// Adds the pending bits of lines to what the table says of `data`.
+    /// Adds the pending bits of lines to those of the table in `data`.
     fn add_pending_lines(&self, offset: u64, data: &mut [u8]) {
         let Some(lines) = &self.lines else {
             return;
@@ -392,7 +392,7 @@ impl<D: QueueDevice + Send, C> Function<C> for VirtioFunction<D> {
         let reason = match self.lifecycle.draining() {
             Some(StopReason::End) => CancelReason::End,
             Some(StopReason::Reset) => CancelReason::Reset,
-            // What a pause cancelled would fail in the guest.
+            // A request that a pause cancelled would fail in the guest.
             Some(StopReason::Pause) | None => return,
         };
         self.device.cancel(reason);

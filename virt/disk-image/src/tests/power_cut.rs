@@ -36,7 +36,7 @@ use crate::storage::{Content, ImageFile};
 /// Word that fills a sector. It names the sector and the write; 0 is no write's.
 type Word = u64;
 
-/// The write that made what is behind the image.
+/// The write that made the backing file.
 const BEHIND: u64 = 1 << 30;
 
 fn word(write: u64, sector: usize) -> Word {
@@ -111,7 +111,7 @@ fn words_of(sectors: usize, write: u64) -> Vec<u8> {
     bytes
 }
 
-/// Makes the image in a folder of its own, and what is behind it.
+/// Makes the image in a folder of its own, and its backing file.
 fn make(shape: &Shape) -> (TempDir, PathBuf) {
     // In memory where that is: files are written over thousands of times.
     let memory = std::path::Path::new("/dev/shm");
@@ -307,7 +307,7 @@ impl Run {
             (first * SECTOR) as u64,
             (count * SECTOR) as u64,
         );
-        // A discard may leave what it likes.
+        // A discard may leave zeroes or the former content.
         for at in first..first + count {
             let mut sector = [1; SECTOR];
             let offset = (at * SECTOR) as u64;
@@ -613,7 +613,7 @@ fn replay(
     let mut run = Run::new(shape, barriers, seed);
     run.verify();
     run.flush();
-    // What was before is of no interest: the recording begins on the disk.
+    // Drop the earlier events: the recording begins on the disk.
     run.recorder.take_log();
     run.model.flushes = vec![0];
     for history in &mut run.model.history {

@@ -426,7 +426,7 @@ fn a_front_end_that_does_not_read_is_not_read_from() {
 #[test]
 fn the_last_reply_comes_though_nothing_more_is_asked() {
     let mut scene = Scene::new();
-    // Whom a driver has made work is woken by its disk no more.
+    // After a driver's requests the core is no longer woken by the disk.
     scene.check_next("before");
     let mut socket = UnixStream::connect(scene.server.path(0)).expect("it listens");
     let request = Request::GetFeatures.encode(false).to_bytes();

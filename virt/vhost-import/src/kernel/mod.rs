@@ -128,7 +128,7 @@ pub trait KernelBackEnd: Send {
     /// As of [`invalidate`](Self::invalidate).
     fn refuse(&mut self, iova: u64) -> Result<(), ImportError>;
 
-    /// The next miss, without waiting: where, and what was wanted.
+    /// Takes the next miss, without waiting: its IOVA and the access wanted.
     ///
     /// # Errors
     /// The kernel's, or it asks something else.
@@ -405,7 +405,7 @@ impl<B: KernelBackEnd> KernelLink<B> {
         }
     }
 
-    /// Asks the owner for what the kernel has missed, a bounded amount.
+    /// Asks the owner for the translations that the kernel has missed, a bounded number.
     fn take_misses(&mut self) {
         let mut has_asked = false;
         for _ in 0..MISSES {

@@ -1,4 +1,4 @@
-//! The session: dispatch, replies, and what is not about rings.
+//! The session: dispatch, replies, and all requests that are not about rings.
 
 use super::config::Config;
 use super::memory;

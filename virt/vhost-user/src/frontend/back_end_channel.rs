@@ -14,7 +14,7 @@ pub enum ChannelError {
     /// Nothing more can be received.
     #[error("its channel for requests has failed")]
     Receive(#[from] ReceiveError),
-    /// It has sent what is no request.
+    /// It has sent a message that is no request.
     #[error("it asks for what makes no sense")]
     Request(#[from] DecodeError),
     /// It does not read the answers to its requests.
@@ -68,7 +68,7 @@ impl BackEndChannel {
         Ok(Some((request, message.head.needs_reply())))
     }
 
-    /// Answers `request`: whether what was asked for is done.
+    /// Answers `request`: whether it was carried out.
     ///
     /// # Errors
     /// [`ChannelError`].

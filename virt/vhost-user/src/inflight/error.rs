@@ -56,7 +56,7 @@ pub enum TrackError {
         /// The head.
         head: u16,
     },
-    /// A completion for what is not in flight, or was completed before.
+    /// A completion of a head that is not in flight, or was completed before.
     #[error("head {head} is not in flight")]
     NotInFlight {
         /// The head, or the slot's number.

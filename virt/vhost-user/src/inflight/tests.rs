@@ -251,7 +251,7 @@ fn kill_at_each_store<M: Machine>(machine: impl Fn() -> M, seed: u32) -> Result<
     Ok(stores)
 }
 
-/// That the checker sees what a device that stores in a wrong order does.
+/// Asserts that the checker detects a device that stores in a wrong order.
 fn assert_caught<M: Machine + Debug>(machine: impl Fn() -> M) {
     let caught = (0..40).find_map(|seed| kill_at_each_store(&machine, seed).err());
     let wrong = machine();

@@ -38,7 +38,7 @@ impl Request {
     }
 }
 
-/// A message being taken apart: what is left in `fds` at the end is superfluous.
+/// A message being decoded: descriptors left in `fds` at the end are superfluous.
 pub(crate) struct Parts {
     pub request: RequestId,
     pub payload: Vec<u8>,

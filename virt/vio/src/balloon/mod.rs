@@ -22,7 +22,7 @@
 //! before its report is used may still be dropped. Page numbers reach all of the guest anyway.)
 //! MUST_TELL_HOST would gain nothing where memory comes back by itself.
 //!
-//! **What a reported page holds.** Without PAGE_POISON the driver must treat reported pages as
+//! **Content of reported pages.** Without PAGE_POISON the driver must treat reported pages as
 //! uninitialized (§5.5.6.7.1). The device promises no more than this: each page holds what it held
 //! or zeroes, and from the used buffer on only the guest's own stores change that; it never holds
 //! what is not the guest's. A driver that expects free pages to keep a value must not accept
@@ -58,8 +58,8 @@
 //! then offers no ACCESS_PLATFORM. Nor should a guest give a balloon to its user space: it can name
 //! any page.
 //!
-//! Reading order: this file (what a balloon is made of, and what its owner wants of it), `class`
-//! (what the body asks of it), `take` (steps of a chain), `pages`, `statistics`.
+//! Reading order: this file (the parts of a balloon, and its owner's interface), `class` (the hooks
+//! for the body), `take` (steps of a chain), `pages`, `statistics`.
 
 mod class;
 mod pages;

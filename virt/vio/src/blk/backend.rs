@@ -213,10 +213,10 @@ pub trait BlockIo: Any + Send {
     /// as when the slot is reserved.
     fn submit(&mut self, slot: u32, op: Op, pieces: &[Piece]);
 
-    /// Starts what is queued.
+    /// Starts the queued operations.
     fn flush(&mut self);
 
-    /// Appends what has ended.
+    /// Appends the operations that have ended.
     fn poll(&mut self, done: &mut Vec<Completion>);
 
     /// Whether a poll would report something, or has something to start.

@@ -16,7 +16,7 @@
 //! The device in a process of its own, which is given the bytes of requests and no guest memory, is
 //! [`BlkWorker`]: the same check of a request ([`request::check`]) and the same back ends.
 //!
-//! Reading order: this file (what a device is made of), `class` (what the body asks of it), `take`,
+//! Reading order: this file (the parts of a device), `class` (the hooks for the body), `take`,
 //! `slot`, `parts`, `stalled`, `finish`, [`BlockIo`], [`range`]; [`RawDisk`], a file or block
 //! device behind it; [`WorkQueue`], for back ends that have threads.
 //!
@@ -216,7 +216,7 @@ pub struct BlkClass {
     chain: Chain,
     completions: Vec<Completion>,
     in_flight: u32,
-    /// Of those in flight, what the back end could not begin yet.
+    /// Of those in flight, the ones that the back end could not begin yet.
     stalled: Stalled,
     /// An unmap has waited too long: the next visit cancels the requests that hold its pages.
     is_overdue: bool,

@@ -93,7 +93,7 @@ fn file_system(file: &File) -> Option<u32> {
     fstatfs(file).ok().map(|about| about.f_type as u32)
 }
 
-/// Duration for which `drop` waits for operations in flight before it leaks what they use.
+/// Duration for which `drop` waits for operations in flight before it leaks the memory they use.
 const DROP_LIMIT: Duration = Duration::from_secs(2);
 
 /// A raw file or block device.

@@ -74,7 +74,7 @@ impl BlkClass {
         self.io.submit(slot, own.part_op(), &own.pieces);
     }
 
-    /// The back end has not begun what it was given in `slot`.
+    /// Notes that the back end has not begun the operation of `slot`.
     #[cold]
     pub(super) fn stall(&mut self, slot: u32, errno: i32, now_ns: u64) {
         let retry_at_ns = now_ns.saturating_add(RETRY_NS);

@@ -87,7 +87,7 @@ impl<J, D> WorkQueue<J, D> {
         self.done_len.load(Ordering::Acquire) != 0
     }
 
-    /// Exchanges what has ended for an empty list.
+    /// Exchanges the list of completions for an empty one.
     pub fn take_done(&self, into: &mut Vec<D>) {
         debug_assert!(into.is_empty());
         let mut lists = self.lists();

@@ -243,7 +243,7 @@ pub trait DeviceClass: Sized {
         Ok(())
     }
 
-    /// Collects what has ended, of all queues. Called whatever the service is.
+    /// Collects completions, of all queues. Called whatever the service is.
     fn complete<E: Environment>(
         &mut self,
         _queues: &mut [ServedQueue<Self::Queue>],
@@ -252,8 +252,8 @@ pub trait DeviceClass: Sized {
         Activity::Idle
     }
 
-    /// Stages what has ended, besides the [answers](ServedQueue::answer), which the body has staged
-    /// before. `Busy`: there may be more.
+    /// Stages requests that have ended, besides the [answers](ServedQueue::answer), which the body
+    /// has staged before. `Busy`: there may be more.
     fn finish<E: Environment>(
         &mut self,
         _queue: &mut ServedQueue<Self::Queue>,

@@ -176,7 +176,7 @@ impl<Q> ServedQueue<Q> {
         self.park(wait_for_all(dma, stop, ranges))
     }
 
-    /// Stages what was [answered](Self::answer).
+    /// Stages the chains that were [answered](Self::answer).
     #[inline]
     pub fn stage_answers<D: Dma>(&mut self, dma: &mut D) -> Result<(), RingStop> {
         while let Some(&(token, len)) = self.ended.front() {

@@ -130,7 +130,8 @@ impl<C: DeviceClass> Core<C> {
         is_busy || queue.ring.parked().is_none()
     }
 
-    /// While queue `at` waits: asks for what the chains behind the one that waits will want.
+    /// Asks for the memory that the chains behind the one that waits will need, while queue `at`
+    /// waits.
     fn look_ahead<E: Environment>(&mut self, at: usize, cx: &mut Context<'_, E>) {
         let (class, chain) = (&self.class, &mut self.chain);
         let ServedQueue {
@@ -178,8 +179,8 @@ impl<C: DeviceClass> Core<C> {
         is_busy
     }
 
-    /// Whether a visit would do something. What the rings' words say by now is left to their
-    /// watches if `is_watched`: a ring that was empty when it was last looked at counts as empty.
+    /// Whether a visit would do something. If `is_watched`, the rings' words are left to their
+    /// watches: a ring that was empty at the last check counts as empty.
     pub(super) fn has_work<D: Dma>(&mut self, dma: &mut D, is_watched: bool) -> bool {
         if self.life.has_notification() || self.class.has_completions() {
             return true;

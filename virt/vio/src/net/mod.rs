@@ -80,7 +80,8 @@ const ANNOUNCE: u16 = 2;
 pub mod net_feature {
     pub use net_offload::feature::*;
 
-    /// VIRTIO_NET_F_CTRL_GUEST_OFFLOADS (2): the driver may change at any time what it takes.
+    /// VIRTIO_NET_F_CTRL_GUEST_OFFLOADS (2): the driver may change the offloads that it takes on at
+    /// any time.
     pub const CTRL_GUEST_OFFLOADS: u64 = 1 << 2;
     /// VIRTIO_NET_F_MTU (3): the device says what the network's MTU is.
     pub const MTU: u64 = 1 << 3;
@@ -123,7 +124,7 @@ pub enum NetError {
 /// A virtio network device.
 pub type Net = Device<NetClass>;
 
-/// One queue, with what is particular to it.
+/// One queue, with its own state.
 type Queue = ServedQueue<NetQueue>;
 
 /// Role of a queue.

@@ -16,8 +16,8 @@
 //! one for the guest is copied from where the port has it ([`FrameData`]), which may be another
 //! guest's memory. A port that [keeps](PortCapabilities::keeps_frames) frames may look at them
 //! until it says by [`collect`](NetPort::collect) that it has done with them; then the device holds
-//! leases on them. What a guest's frame holds changes while it is looked at: copy what decisions
-//! rest on.
+//! leases on them. The guest may change a frame while it is read: copy the bytes that decisions
+//! depend on.
 //!
 //! **Headers.** The 12-byte header goes beside the frame. A device has checked it as far as
 //! [`NetHeader::check`] goes, against what its driver may leave over; whether it fits the frame's
@@ -280,7 +280,8 @@ pub trait NetPort: Send {
     /// The device is visited again.
     fn disarm(&mut self) {}
 
-    /// Appends descriptors that are readable while there is what the device waits for on `pair`.
+    /// Appends descriptors that are readable while the conditions that the device waits for on
+    /// `pair` hold.
     fn wake_fds(&self, _pair: u16, _waits: Waits, _fds: &mut Vec<RawFd>) {}
 
     /// Another thread will visit the device from now on.

@@ -2,8 +2,8 @@
 
 use guest_mem::{Access, Dma, Intent, Iova, KeepAlive, MappedRun, VolatileSlice};
 
-/// The way to a burst's buffers. Not kept for longer: what it has found holds until the call into
-/// the device returns.
+/// Translation of a burst's buffers. Not kept for longer: its results hold until the call into the
+/// device returns.
 pub(super) struct Reach<'k> {
     keep: &'k KeepAlive,
     /// Run of memory in which the last buffers were, if all of it may be accessed without a query.

@@ -76,7 +76,7 @@ impl Guest {
         panic!("it is busy for ever");
     }
 
-    /// The lengths of what comes back at `now_ns`.
+    /// Returns the lengths of the buffers that come back at `now_ns`.
     fn used(&mut self, now_ns: u64) -> Vec<u32> {
         self.poll(&mut FlatDma::new(self.mem.clone()), now_ns);
         std::iter::from_fn(|| self.driver.used())

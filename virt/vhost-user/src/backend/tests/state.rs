@@ -1,4 +1,4 @@
-//! Events, and what the session remembers.
+//! Events, and the session's state.
 
 use super::*;
 use crate::wire::{IotlbAccess, IotlbMessage, IotlbRange};

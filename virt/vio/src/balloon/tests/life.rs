@@ -115,7 +115,7 @@ fn a_reset_forgets_the_driver_and_keeps_the_target() {
         assert_eq!(config(&guest.balloon), [0x111, 0, 0, 0, 0]);
         assert_eq!(guest.balloon.statistics(), None);
         assert!(!guest.balloon.has_work(&mut guest.dma()));
-        // And begins anew, with what it was not asked by this driver not asked.
+        // And begins anew: requests of the time before the driver are not repeated to it.
         let features = guest.balloon.features() & mask;
         let base = Gpa::new(0x3_0000);
         let index = STATISTICS as u16;

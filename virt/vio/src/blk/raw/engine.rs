@@ -79,7 +79,7 @@ impl Engine {
         each!(self, own => own.cancel(user_data));
     }
 
-    /// Starts what is queued.
+    /// Starts the queued calls.
     pub(super) fn flush(&mut self) {
         each!(self, own => own.flush());
     }
@@ -89,7 +89,7 @@ impl Engine {
         each!(self, own => own.enter());
     }
 
-    /// Replaces `answers` by what has been answered since the last time: `user_data` and result.
+    /// Replaces `answers` by the answers since the last call: `user_data` and result.
     pub(super) fn collect(&mut self, answers: &mut Vec<(u64, i32)>) {
         each!(self, own => own.collect(answers));
     }

@@ -107,7 +107,7 @@ impl Threads {
         self.flush();
     }
 
-    /// Replaces `answers` by what has been answered since the last time.
+    /// Replaces `answers` by the answers since the last call.
     pub(super) fn collect(&mut self, answers: &mut Vec<(u64, i32)>) {
         answers.clear();
         if self.queue.has_done() {
@@ -131,8 +131,8 @@ impl Threads {
         Some(self.queue.wake_fd())
     }
 
-    /// Leaves the threads to themselves: those that are in a call end with it. What it points to
-    /// must stay for ever.
+    /// Abandons the threads: those that are in a call end with it. The memory that it points to
+    /// must stay valid for ever.
     pub(super) fn abandon(&mut self) {
         self.threads.clear();
     }

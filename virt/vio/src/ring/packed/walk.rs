@@ -89,8 +89,8 @@ impl PackedQueue {
         }
     }
 
-    /// `len`, `id` and `flags` at `ahead`, which is behind what is to be replayed, if they say that
-    /// it is available.
+    /// Returns `len`, `id` and `flags` at `ahead`, which is behind the chains to replay, if these
+    /// show that it is available.
     fn head_ahead<D: Dma>(&mut self, dma: &mut D, ahead: Ahead) -> Result<Option<u64>, RingStop> {
         // The driver may use only descriptors that were returned, and these chains take up the
         // rest.

@@ -87,7 +87,7 @@ impl SplitQueue {
         Ok(Some(old))
     }
 
-    /// Writes the elements of what has ended in order; with a journal, one each.
+    /// Writes the elements of chains that have ended in order; with a journal, one each.
     fn write_in_order<D: Dma>(&mut self, dma: &mut D) -> Result<(), RingStop> {
         let Self {
             used,

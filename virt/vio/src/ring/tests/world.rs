@@ -82,7 +82,7 @@ impl World {
         start
     }
 
-    /// Does what may wait until it does not.
+    /// Repeats a step that may wait until it does not.
     pub(super) fn again<T>(
         &mut self,
         mut step: impl FnMut(&mut Ring, &mut PendingDma<FlatDma>, &mut Chain) -> Result<T, RingStop>,
