@@ -194,10 +194,10 @@ fn takes_no_more_than_its_share(op: Op) {
         )
     };
     let (mut flood, mut reader) = (guest(0), guest(1));
-    // Reads take the core a few microseconds each, the flood's requests several times that, of
-    // which the core's scheduler is not notified. This thread, which fills the queues and reaps
-    // them, may be preempted for longer than all of the requests take: then a round shows nothing
-    // and is repeated.
+    // Reads take the core a few microseconds each, the flood's requests several times that, which
+    // no estimated cost covers. This thread, which fills the queues and reaps them, may be
+    // preempted for longer than all of the requests take: then a round shows nothing and is
+    // repeated.
     let is_shared = (0..16).any(|_| {
         fill(&mut flood, op, 1 << 20);
         fill(&mut reader, Op::Read, BYTES);

@@ -243,7 +243,7 @@ pub trait NetPort: Send {
     /// keeps frames keeps it too.
     fn send(&mut self, pair: u16, frames: &[TxFrame<'_>], keep: &KeepAlive) -> usize;
 
-    /// Returns the number of frames of `pair` that were kept and are done with.
+    /// Takes the counts of frames of `pair` that were kept and are done with.
     fn collect(&mut self, _pair: u16) -> Collected {
         Collected::default()
     }
