@@ -1,12 +1,12 @@
-//! Bytes on their way to a descriptor whose reader may be slow, stopped or gone.
+//! Bounded queue of bytes for a descriptor whose reader may be slow, stopped or gone.
 //!
-//! A thread of its own writes them, with plain blocking writes: the descriptor may be shared with
-//! other processes, whose flags are not ours to change. The thread is never joined; a process that
-//! ends takes it along, also out of a write.
+//! A dedicated thread writes them, with plain blocking writes: other processes may share the
+//! descriptor and depend on its flags, so it is not made non-blocking. The thread is never joined;
+//! the end of the process ends it, also within a write.
 //!
-//! Who adds bytes either waits for room ([`Sink::wait_for_room`]: a vCPU, as on a serial line with
-//! flow control) or is told that there is none ([`Sink::offer`]). [`Sink::let_go`] ends all waiting
-//! for room, for good: the machine is over.
+//! A producer either waits for room ([`Sink::wait_for_room`]: a vCPU, as on a serial line with flow
+//! control) or has its bytes refused where there is none ([`Sink::offer`]). [`Sink::let_go`] ends
+//! all waiting for room, for good: the machine ends.
 //!
 //! Bound: [`Sink::CAPACITY`], and one addition of each thread that found room at the same time.
 //! Locks: one mutex around the queue, not held while writing; nothing else is locked under it.
@@ -21,7 +21,7 @@ struct State {
     queue: Vec<u8>,
     /// Bytes that the thread is writing.
     under_way: usize,
-    /// Nobody waits for room any more.
+    /// Waiting for room has ended for good ([`Sink::let_go`]).
     is_let_go: bool,
 }
 
@@ -73,7 +73,7 @@ impl Sink {
         Ok(Self(Some(shared)))
     }
 
-    /// Waits until there is room for a byte, or nobody is to wait any more.
+    /// Waits until there is room for a byte or [`let_go`](Self::let_go) was called.
     pub fn wait_for_room(&self) {
         let Some(shared) = &self.0 else { return };
         let state = shared.state();
@@ -81,8 +81,8 @@ impl Sink {
         drop(shared.emptied.wait_while(state, is_full));
     }
 
-    /// Adds bytes, for whoever has waited for room. Does not wait. After [`let_go`](Self::let_go) a
-    /// full queue drops them.
+    /// Adds bytes, after a call of [`wait_for_room`](Self::wait_for_room). Does not wait. After
+    /// [`let_go`](Self::let_go) a full queue drops them.
     pub fn add(&self, bytes: &[u8]) {
         let Some(shared) = &self.0 else { return };
         let mut state = shared.state();
@@ -93,7 +93,8 @@ impl Sink {
         shared.filled.notify_one();
     }
 
-    /// Adds all of `bytes` if there is room for them now, or nothing; whether there was.
+    /// Adds all of `bytes` if there is room for them now, or nothing. Returns whether there was
+    /// room.
     pub fn offer(&self, bytes: &[u8]) -> bool {
         let Some(shared) = &self.0 else { return true };
         let mut state = shared.state();
@@ -113,7 +114,7 @@ impl Sink {
         shared.emptied.notify_all();
     }
 
-    /// Waits until everything added has been written, at most for `limit`; whether it has.
+    /// Waits until everything added has been written, at most for `limit`. Returns whether it has.
     pub fn flush(&self, limit: Duration) -> bool {
         let Some(shared) = &self.0 else { return true };
         let waited = shared
@@ -146,8 +147,8 @@ fn write_out(shared: &Shared, mut output: impl Write + AsRawFd) {
         std::mem::swap(&mut state.queue, &mut bytes);
         state.under_way = bytes.len();
         drop(state);
-        // What cannot be written (the reader is gone, the disk is full) is lost, as on a line that
-        // nobody listens to.
+        // Bytes that cannot be written (the reader is gone, the disk is full) are lost, as on a
+        // serial line without a receiver.
         let _ = write_all(&mut output, &bytes);
         bytes.clear();
         shared.state().under_way = 0;
@@ -155,8 +156,8 @@ fn write_out(shared: &Shared, mut output: impl Write + AsRawFd) {
     }
 }
 
-/// As [`Write::write_all`], and waits also where somebody who shares the descriptor has made it a
-/// non-blocking one.
+/// Does what [`Write::write_all`] does, and also waits where another process that shares the
+/// descriptor has made it non-blocking.
 fn write_all(output: &mut (impl Write + AsRawFd), mut bytes: &[u8]) -> io::Result<()> {
     while !bytes.is_empty() {
         match output.write(bytes) {

@@ -1,11 +1,11 @@
 //! COM1: a 16550A (from `vm-superio`) on eight ports, its interrupt on an I/O APIC pin.
 //!
-//! vCPU threads call through [`BusDevice`]; the console's thread calls [`Uart::offer`], which waits
-//! for nobody: what the guest has no room for stays with the caller, who is told by a descriptor
-//! when the guest has read what it had. One lock around the chip; a byte written is handed to the
+//! vCPU threads call through [`BusDevice`]. The console's thread calls [`Uart::offer`], which never
+//! waits: bytes for which the guest has no room stay with the caller, and a descriptor notifies it
+//! when the guest has read what it had. One lock guards the chip. A byte written is handed to the
 //! output's [`Sink`] under it, which keeps the order of several vCPUs' bytes. A vCPU whose output
-//! nobody reads waits in the sink, *before* it takes the lock, until there is room or the machine
-//! is over. The interrupt is raised under the lock too: I/O APIC and KVM never call back into the
+//! is not read waits in the sink, *before* it takes the lock, until there is room or the machine
+//! ends. The interrupt is raised under the lock too: I/O APIC and KVM never call back into the
 //! UART.
 
 use std::convert::Infallible;
@@ -39,9 +39,9 @@ impl Trigger for Pin {
 
 struct Chip {
     serial: Serial<Pin, NoEvents, Sink>,
-    /// What the receive buffer holds when it is empty.
+    /// Capacity of the receive buffer, in bytes.
     depth: usize,
-    /// Somebody has more to type, and is told when the buffer is empty.
+    /// The caller of [`Uart::offer`] has more bytes and is notified when the buffer is empty.
     is_awaited: bool,
 }
 
@@ -60,9 +60,9 @@ impl Chip {
         self.serial.fifo_capacity() < self.depth
     }
 
-    /// Has the received-data interrupt stand for as long as bytes wait, as a 16550's does
-    /// (PC16550D, table 5). `vm-superio` takes it back with the first byte that is read, so that a
-    /// driver that reads some and asks for more would be told that there is none.
+    /// Keeps the received-data interrupt pending for as long as bytes wait, as a 16550's does
+    /// (PC16550D, table 5). `vm-superio` clears it with the first byte that is read, so that a
+    /// driver that reads some bytes and polls for more would find none.
     fn keep_received_interrupt(&mut self) {
         if !self.has_received() || self.serial.read(LCR) & LCR_DIVISOR != 0 {
             return;
@@ -109,9 +109,9 @@ impl Uart {
         self.chip.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives the guest as much of `bytes` as its receive buffer takes now; how much that was. If it
-    /// was not all, [`emptied_fd`](Self::emptied_fd) becomes readable when the guest has read
-    /// everything.
+    /// Puts as many of `bytes` into the guest's receive buffer as have room now, and returns their
+    /// number. If it was not all, [`emptied_fd`](Self::emptied_fd) becomes readable when the guest
+    /// has read everything.
     pub fn offer(&self, bytes: &[u8]) -> usize {
         // Before the lock: an event of the time before is over, one that comes later is for this
         // offer.
@@ -119,8 +119,8 @@ impl Uart {
         let mut chip = self.chip();
         let len = bytes.len().min(chip.serial.fifo_capacity());
         if len > 0 {
-            // Refused in loop-back mode only: then nobody listens and the bytes are lost, as on a
-            // wire.
+            // Refused in loop-back mode only: then the chip has no receiver and the bytes are lost,
+            // as on a wire.
             let _ = chip.serial.enqueue_raw_bytes(&bytes[..len]);
         }
         chip.is_awaited = len < bytes.len();

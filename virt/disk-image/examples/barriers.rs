@@ -1,4 +1,4 @@
-//! What barriers cost: 4 KiB random writes to a qcow2 image, with and without, that need new
+//! Cost of barriers: 4 KiB random writes to a qcow2 image, with and without barriers, that need new
 //! clusters or not.
 //!
 //! `make bench-image`, or `barriers FOLDER`. Each run writes for a second to a fresh image of 64

@@ -1,4 +1,4 @@
-//! How fast an image is through the back end, without a guest:
+//! Throughput of an image through the back end, without a guest:
 //! `throughput IMAGE [SECONDS PER CASE]`.
 //!
 //! Overwrites the image. Cases: random 4 KiB writes to clusters that are not there yet (each makes

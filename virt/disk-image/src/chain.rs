@@ -29,7 +29,7 @@ use crate::vet::Tables;
 /// Most files behind each other. Each has its own caches and costs a look-up per read.
 pub(crate) const MAX_CHAIN: usize = 32;
 
-/// An opened image: what the library makes of it, and what we have to know.
+/// An opened image: the library's access to it, and its files.
 pub(crate) struct Opened {
     pub access: FormatAccess<ImageFile>,
     pub files: Files,
@@ -41,7 +41,7 @@ pub(crate) struct Opened {
 pub(crate) struct Files {
     /// The image's own.
     own: OpenFile,
-    /// What is behind it, and behind that.
+    /// Its backing file, the backing file's own, and so on.
     behind: Vec<OpenFile>,
 }
 
@@ -74,7 +74,7 @@ impl Files {
         self.own.file.has_packed() || self.behind.iter().any(|open| open.file.has_packed())
     }
 
-    /// What the library makes of them, read anew: what they hold is all that is known.
+    /// Opens them with the library anew: no state but the files' contents is kept.
     pub(crate) fn load(&self) -> io::Result<FormatAccess<ImageFile>> {
         let mut behind = None;
         for file in self.behind.iter().rev() {
@@ -93,7 +93,7 @@ impl OpenFile {
                 self.is_writable,
             )?));
         }
-        // The header has been settled, and says what it said.
+        // The header was checked before, and has not changed since.
         let mut image = Qcow2::<ImageFile>::open_image(storage, self.is_writable)?;
         image.set_data_file(None);
         image.set_backing(behind);
@@ -101,7 +101,7 @@ impl OpenFile {
     }
 }
 
-/// Opens the image at `path` and what is behind it.
+/// Opens the image at `path` and its backing files.
 pub(crate) fn open(path: &Path, options: &ImageOptions) -> Result<Opened, ImageError> {
     open_through(path, options, &|file| Box::new(file))
 }
@@ -165,7 +165,7 @@ impl Chain<'_> {
             kind,
         };
         let io = |error| at(ImageErrorKind::Io(error));
-        // Counts of references matter to who writes alone.
+        // Reference counts matter to a writer alone.
         let checks_counts = !read_only;
         let own = |file| OpenFile {
             file,
@@ -342,7 +342,7 @@ fn resolve(image: &Path, name: &Path) -> PathBuf {
     }
 }
 
-/// What the library says when it cannot open an image.
+/// Classifies the library's error on opening an image.
 fn kind_of(error: io::Error) -> ImageErrorKind {
     match error.raw_os_error() {
         Some(_) => ImageErrorKind::Io(error),

@@ -1,4 +1,4 @@
-//! Whether the tables of a qcow2 image fit together, before it is written to.
+//! Consistency check of the tables of a qcow2 image, before it is written to.
 //!
 //! The library believes the reference counts: a cluster counted free is given away, be it the
 //! header. So before the first write all tables of the disk are walked, as `qemu-img check` does:
@@ -39,7 +39,7 @@ impl Bits {
         Self(vec![0; len.div_ceil(64) as usize])
     }
 
-    /// Sets a bit; whether it was set before.
+    /// Sets a bit. Returns whether it was set before.
     fn set(&mut self, at: u64) -> bool {
         let word = &mut self.0[(at / 64) as usize];
         let bit = 1 << (at % 64);
@@ -135,8 +135,8 @@ pub(crate) fn l2_table(
     ))
 }
 
-/// Where the snapshot table and the snapshots' L1 tables are, in a file of `len` bytes: offset and
-/// length of each.
+/// Returns the offset and length of the snapshot table and of the snapshots' L1 tables, in a file
+/// of `len` bytes.
 pub(crate) fn snapshots(
     file: &dyn Medium,
     layout: &Layout,
@@ -322,7 +322,7 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// Raises each count that is lower than the uses of its cluster; returns how many were.
+    /// Raises each count that is lower than the uses of its cluster. Returns the number of those.
     fn counts(&self, blocks: &[u64]) -> Result<u64, ImageErrorKind> {
         let layout = self.layout;
         let per_block = 1_u64 << layout.refblock_bits();

@@ -61,7 +61,7 @@ impl ImageDisk {
     /// its threads. Where another process uses it, this blocks as [`lock`](crate::lock::lock) does.
     ///
     /// # Errors
-    /// Names the file at fault, the image or one behind it, and what is wrong with it.
+    /// Names the file at fault, the image or one behind it, and the fault.
     pub fn open(path: &Path, options: ImageOptions) -> Result<Self, ImageError> {
         check_options(path, &options)?;
         let opened = unless_it_panics(path, || chain::open(path, &options))?;
@@ -314,10 +314,11 @@ impl Drop for ImageDisk {
     fn drop(&mut self) {
         self.queue.stop();
         for thread in self.threads.drain(..) {
-            // A worker catches what the library throws.
+            // A worker catches panics of the library.
             let _ = thread.join();
         }
-        // The device is done with it; a power cut later should find what it was told is done.
+        // The device is done with it; a later power cut must not lose writes that were completed to
+        // it.
         if !self.options.read_only
             && !self.queue.is_dead()
             && let Err(error) = self.image.flush()

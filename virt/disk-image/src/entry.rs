@@ -1,7 +1,7 @@
-//! Entries of the L1 table and of L2 tables, and what can be wrong with one (§ "L1 table entry",
+//! Entries of the L1 table and of L2 tables, and the faults of one (§ "L1 table entry",
 //! "L2 table entry").
 //!
-//! Whether what an entry refers to belongs to something else is not known here: see
+//! Whether the target of an entry belongs to something else is not known here: see
 //! [`crate::check`] and [`crate::vet`].
 
 use std::io;
@@ -22,7 +22,7 @@ const L1_RESERVED: u64 = 0x7f00_0000_0000_01ff;
 /// Bits of an L2 entry of a standard cluster that are reserved.
 const L2_RESERVED: u64 = 0x3f00_0000_0000_01fe;
 
-/// Fault of a table's entry that makes what it maps unreadable.
+/// Fault of a table's entry that makes the mapped data unreadable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum EntryFault {
     /// No byte of it is there, or (compressed) not all of its sectors are.

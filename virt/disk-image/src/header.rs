@@ -50,7 +50,7 @@ pub(crate) fn be64(bytes: &[u8], at: usize) -> u64 {
     u64::from(be32(bytes, at)) << 32 | u64::from(be32(bytes, at + 4))
 }
 
-/// Where the tables of an image are. Offsets and lengths in bytes.
+/// Location of the tables of an image. Offsets and lengths in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
     pub cluster_bits: u32,
@@ -172,8 +172,8 @@ impl Layout {
             .is_ok()
     }
 
-    /// A header for a library that is to read the image and no more: what was checked, without
-    /// extensions and without a backing file.
+    /// Returns a header for a library that is to read the image and no more: the checked fields,
+    /// without extensions and without a backing file.
     pub(crate) fn bare_header(&self) -> [u8; BARE_HEADER_BYTES] {
         let mut header = [0; BARE_HEADER_BYTES];
         let mut put = |at: usize, bytes: &[u8]| header[at..at + bytes.len()].copy_from_slice(bytes);
@@ -222,9 +222,9 @@ impl Layout {
         1 << (2 * self.cluster_bits - 3)
     }
 
-    /// Where the data of an L2 entry with the flag "compressed" lie, in whole sectors: offset and
-    /// length (§ "Compressed Clusters Descriptor": the offset in the lower bits, then the sectors
-    /// after the first).
+    /// Returns offset and length, in whole sectors, of the data of an L2 entry with the flag
+    /// "compressed" (§ "Compressed Clusters Descriptor": the offset in the lower bits, then the
+    /// sectors after the first).
     pub(crate) fn compressed(&self, entry: u64) -> (u64, u64) {
         let width = 62 - (self.cluster_bits - 8);
         let offset = entry & ((1 << width) - 1) & !511;

@@ -9,7 +9,7 @@
 //!   it is in the kernel. (Only a power cut makes [`Image::flush`] matter.)
 //! - The library's order of writing, reference counts before what needs them and after what no
 //!   longer does, holds in the file. It would not if tables changed while they are flushed.
-//! - A cluster that is given up is not allocated again before the file says that it was given up.
+//! - A cluster that is freed is not allocated again before the file records that it was freed.
 //!   For this a range is also cut where one L2 table ends and the next begins, with a flush
 //!   between.
 //!
@@ -61,9 +61,9 @@ pub(crate) struct Image {
     /// Zero clusters exist.
     has_zeroes: bool,
     /// The library remembers something that the file does not have, and the file could not be read
-    /// anew. Written by who is alone.
+    /// anew. Written under the write lock.
     is_torn: AtomicBool,
-    /// For what is wrong with the image.
+    /// Budget of log lines about faults of the image.
     lines: Mutex<LineBudget>,
     opened: Instant,
     pub size: u64,
@@ -133,7 +133,7 @@ impl Alone<'_> {
         Ok(())
     }
 
-    /// Throws away what the library remembers.
+    /// Discards the library's state.
     fn load(&mut self) -> io::Result<()> {
         *self.access = self.image.files.load()?;
         self.is_dirty = false;
@@ -155,7 +155,7 @@ impl Drop for Alone<'_> {
     }
 }
 
-/// What a write needs.
+/// Allocation that a write needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Need {
     /// All its clusters are there and may be written.
@@ -192,9 +192,9 @@ impl Image {
         self.files.own().kill();
     }
 
-    /// Logs what the library or the storage says of an error that the guest knows as `errno`; that
-    /// there was one, the device says. What the image itself is to blame for becomes EIO, and is
-    /// said as far as there is a budget of lines.
+    /// Logs the library's or the storage's description of an error that the guest receives as
+    /// `errno`; the device itself logs that there was one. Errors that the image causes become EIO,
+    /// and are logged as far as there is a budget of lines.
     pub(crate) fn explain(&self, error: &io::Error, errno: i32) {
         let path = self.files.own().path().display();
         if errno != libc::EIO {
@@ -309,7 +309,7 @@ impl Image {
         Ok(())
     }
 
-    /// Gives up the clusters that lie in a run entirely.
+    /// Frees the clusters that lie in a run entirely.
     fn discard_run(
         &self,
         access: &mut FormatAccess<ImageFile>,
@@ -486,7 +486,7 @@ fn need(
     Ok(need)
 }
 
-/// What a range holds, as far as discarding it cares.
+/// Content of a range, as far as a discard distinguishes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Run {
     /// It reads as zero already.

@@ -40,9 +40,9 @@
 //!   QEMU writes them so, but not what is used of it.
 //! - A file that becomes shorter while it is open, raw ones included, fails where it was cut.
 //!
-//! Not noticed, for nothing in the files tells: data changed in place, a mapping to another
-//! cluster's data, a raw backing file that had been longer. *What spoils only writing* (reference
-//! counts, the mark "dirty", two owners of a cluster, snapshots) hinders only writing.
+//! Not noticed, for nothing in the files shows it: data changed in place, a mapping to another
+//! cluster's data, a raw backing file that had been longer. *Damage that spoils only writing*
+//! (reference counts, the mark "dirty", two owners of a cluster, snapshots) prevents only writing.
 //!
 //! **One writer.** Images and backing files are locked as QEMU locks them ([`lock`], which serves
 //! users of a raw file by other means as well). Opening waits for a predecessor, also for one that

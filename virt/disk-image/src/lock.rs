@@ -50,13 +50,13 @@ pub use holders::Holder;
 /// predecessor that was asked to end. The same holds for a block device that the kernel itself
 /// uses.
 pub const LIVE_PATIENCE: Duration = Duration::from_secs(2);
-/// How long a lock is waited for whose holder cannot be seen, because it was killed and only the
-/// kernel still works for it (or because it belongs to another user): about as long as Linux waits
-/// for a disk that does not answer.
+/// Duration for which a lock is waited for whose holder cannot be seen, because it was killed and
+/// only the kernel still works for it (or because it belongs to another user): about as long as
+/// Linux waits for a disk that does not answer.
 pub const PATIENCE: Duration = Duration::from_secs(30);
-/// When a user is told that something is waited for.
+/// Time after which the wait is reported to the user.
 const TELL_AFTER: Duration = Duration::from_millis(500);
-/// How often the lock is tried while it is waited for, and how often its holders are looked for.
+/// Interval between tries of a lock that is waited for, and between searches for its holders.
 const RETRY: Duration = Duration::from_millis(5);
 const LOOK: Duration = Duration::from_secs(1);
 
@@ -73,7 +73,7 @@ const RESIZE: i64 = 3;
 /// Neither readers nor writers share these.
 const UNSHARED_BY_ALL: [i64; 2] = [WRITE, RESIZE];
 
-/// What an image is to be used for.
+/// Use for which an image is locked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// Reading, beside other readers.
@@ -83,7 +83,7 @@ pub enum Access {
 }
 
 impl Access {
-    /// What a disk needs that may be written to, unless it is `read_only`.
+    /// Returns the access that a disk needs: writing, unless it is `read_only`.
     pub fn of_disk(read_only: bool) -> Self {
         match read_only {
             true => Self::Read,
@@ -99,7 +99,7 @@ impl Access {
     }
 }
 
-/// Whether images are locked, and who can end the wait for a lock.
+/// Locking of images, and the means to end the wait for a lock.
 #[derive(Clone, Copy, Debug)]
 pub struct Locking {
     /// False: no lock is taken, and none is looked at. Nothing keeps two writers apart then.
@@ -118,7 +118,7 @@ impl Default for Locking {
     }
 }
 
-/// What keeps a lock from us.
+/// Use by another process that excludes ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Conflict {
     /// Another process may write to the image.
@@ -129,7 +129,7 @@ pub enum Conflict {
     Exclusive,
 }
 
-/// Why an image is not ours to use.
+/// Reason why an image cannot be locked.
 #[derive(Debug, thiserror::Error)]
 pub enum LockError {
     /// Another process uses it in a way that excludes ours.
@@ -148,7 +148,7 @@ pub enum LockError {
     /// The file's system has no locks.
     #[error("its file system refuses locks")]
     Unsupported(#[source] io::Error),
-    /// [`Locking::give_up`] said so.
+    /// [`Locking::give_up`] has ended the wait.
     #[error("in use; waiting for it was given up")]
     GivenUp,
     /// Something else failed.
@@ -181,8 +181,8 @@ impl fmt::Display for Users<'_> {
     }
 }
 
-/// Locks the open image `file`; the lock lasts until all descriptors of what is returned are closed
-/// and what they started has ended.
+/// Locks the open image `file`. The lock lasts until all descriptors of the returned file are
+/// closed and operations started through them have ended.
 ///
 /// It is the same open file, except for a block device that is to be written to, which is opened
 /// again with the same flags and `O_EXCL`. `path` is for messages. Descriptors should be
@@ -279,7 +279,7 @@ pub fn probe(file: &File, access: Access, locking: &Locking) -> Result<(), LockE
     Ok(())
 }
 
-/// What stands in the way this time.
+/// Obstacle that one try has met.
 #[derive(Clone, Copy)]
 enum Obstacle {
     Lock(Conflict),
@@ -303,10 +303,10 @@ struct Attempt {
 }
 
 impl Attempt {
-    /// Takes the lock, or leaves nothing locked and says what is in the way.
+    /// Takes the lock, or leaves nothing locked and returns the obstacle.
     fn run(&mut self) -> Result<Option<Obstacle>, LockError> {
-        // A look first, so that those who wait do not lock anything, not even for a moment: QEMU
-        // would fail over it.
+        // Check first, so that a process that waits does not lock anything, not even for a moment:
+        // QEMU would fail because of it.
         if let Some(conflict) = self.conflict()? {
             return Ok(Some(Obstacle::Lock(conflict)));
         }
@@ -320,8 +320,8 @@ impl Attempt {
             }
             self.needs_claim = false;
         }
-        // Take, then look again: of two that come at the same time one sees the other or both do,
-        // never neither.
+        // Take, then re-check: of two processes that take their locks at the same time, at least
+        // one sees the other's.
         let conflict = match self.take()? {
             None => self.conflict()?,
             refused => refused,

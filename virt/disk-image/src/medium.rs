@@ -16,13 +16,13 @@ use vio::blk::range::{self, RangeSupport};
 
 /// A file, or what stands for one.
 pub(crate) trait Medium: Send + Sync {
-    /// Reads what is at `offset`, perhaps less than `buffer` holds; 0: the end of the file.
+    /// Reads bytes at `offset`, perhaps fewer than `buffer` holds; 0: the end of the file.
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize>;
 
     /// Writes all of `bytes`, and grows the file to their end.
     fn write_all_at(&self, bytes: &[u8], offset: u64) -> io::Result<()>;
 
-    /// Grows the file; what is new reads as zeroes.
+    /// Grows the file; the new part reads as zeroes.
     fn grow(&self, len: u64) -> io::Result<()>;
 
     /// fallocate, for ranges inside the file.
@@ -61,7 +61,7 @@ pub(crate) fn read_known(
     Ok(())
 }
 
-/// Reads up to the end of the file; how many bytes there were.
+/// Reads up to the end of the file. Returns the number of bytes read.
 pub(crate) fn read_some(file: &dyn Medium, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
     let mut done = 0;
     while done < buffer.len() {

@@ -1,12 +1,12 @@
-//! How an image is to be opened, and why it is not.
+//! Options for opening an image, and the errors of opening one.
 
 use std::io;
 use std::path::PathBuf;
 
 use crate::lock::{LockError, Locking};
 
-/// What a file's bytes mean. Never guessed from its contents: a guest can write a qcow2 header to
-/// a raw disk.
+/// Format of an image file. Never guessed from its contents: a guest can write a qcow2 header to a
+/// raw disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ImageFormat {
     /// The bytes of the file are the bytes of the disk.
@@ -15,7 +15,7 @@ pub enum ImageFormat {
     Qcow2,
 }
 
-/// What to do about an image that is only the difference to another file.
+/// Policy for an image that has a backing file, that is, holds only the difference to another file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Backing {
     /// Refuse it. An image names its backing file itself, so the maker of the image chooses a file
@@ -27,10 +27,10 @@ pub enum Backing {
     Follow,
 }
 
-/// How an image is opened.
+/// Options for opening an image.
 #[derive(Clone, Copy, Debug)]
 pub struct ImageOptions {
-    /// What the file holds.
+    /// Format of the file.
     pub format: ImageFormat,
     /// Refuse writing. Several readers may have an image open at a time, but only one writer and no
     /// reader beside it.
@@ -39,11 +39,12 @@ pub struct ImageOptions {
     pub depth: u32,
     /// Threads that carry operations out, 1 to 64.
     pub threads: u32,
-    /// What to do about a backing file.
+    /// Policy for a backing file.
     pub backing: Backing,
     /// Locks on the image and on the files behind it.
     pub locking: Locking,
-    /// Keep what a power cut may not reorder apart, by syncing the file where the format needs it.
+    /// Keep writes apart that a power cut must not reorder, by syncing the file where the format
+    /// needs it.
     /// A write that needs new clusters then waits for the disk once, together with those that are
     /// served with it, and so does a discard; other operations do not. Without it a power cut may
     /// lose older data that were flushed, with the cluster that took their place, or make the image
@@ -65,20 +66,20 @@ impl Default for ImageOptions {
     }
 }
 
-/// Why an image cannot be served: which file, and what about it.
+/// Reason why an image cannot be served: the file, and what is wrong with it.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot serve the disk image {}", path.display())]
 pub struct ImageError {
     /// The file at fault: the image, or one of the files behind it.
     pub path: PathBuf,
-    /// What is wrong.
+    /// Kind of the fault.
     #[source]
     pub kind: ImageErrorKind,
 }
 
 impl ImageError {
-    /// A command that mends what is wrong, and what it does, where there is one. Its words are
-    /// quoted for a shell.
+    /// Returns a command that repairs the fault, and what it does, where there is one. Its words
+    /// are quoted for a shell.
     pub fn advice(&self) -> Option<String> {
         let image = quoted(&self.path.to_string_lossy());
         match &self.kind {
@@ -95,7 +96,7 @@ impl ImageError {
     }
 }
 
-/// What is wrong with an image.
+/// Fault of an image or of its options.
 #[derive(Debug, thiserror::Error)]
 pub enum ImageErrorKind {
     /// A value of the options.
@@ -113,7 +114,7 @@ pub enum ImageErrorKind {
     /// A disk has a positive multiple of 512 bytes.
     #[error("the disk has {0} bytes, no positive multiple of 512")]
     Size(u64),
-    /// It is not what the options say.
+    /// It does not have the format that the options name.
     #[error("not a qcow2 image")]
     NotQcow2,
     /// It needs something we do not have.
@@ -129,7 +130,7 @@ pub enum ImageErrorKind {
     /// It has a backing file, and the options refuse those.
     #[error("has the backing file {0:?}, and backing files are not allowed")]
     BackingRefused(String),
-    /// Its backing file's format is not said.
+    /// It does not name its backing file's format.
     #[error("does not say the format of its backing file {0:?}")]
     BackingFormat(String),
     /// Too many files behind each other, or a file behind itself.

@@ -1,16 +1,16 @@
-//! What has to be on the disk before what, so that a power cut loses nothing that was flushed.
+//! Write ordering of metadata, so that a power cut loses nothing that was flushed.
 //!
 //! A disk may write what the page cache holds in any order between two syncs. Four orders matter to
 //! the format; they are those that QEMU keeps by the dependencies between its metadata caches. A
 //! sync (fdatasync) is made only where one of them would be broken:
 //!
-//! 1. *What is new is there before it is referred to.* A table's entry that begins to refer to a
+//! 1. *A new cluster is there before it is referred to.* A table's entry that begins to refer to a
 //!    cluster (of data, of a table; the header's, to a table) is written after a sync of what the
 //!    cluster holds, of the copies of old data that were made in it, of the count that says it is
 //!    in use, of the refcount block with that count, and of the file's length. Otherwise the disk
 //!    could have the entry and, in the place of older, flushed data that the cluster took over from
 //!    a backing file, a snapshot or a compressed cluster, whatever the blocks held before.
-//! 2. *Who refers to something is gone before it is overwritten.* A cluster to which a table
+//! 2. *A reference is gone before its target is overwritten.* A cluster to which a table
 //!    referred, until an entry was written since the last sync, is written to (or punched) after a
 //!    sync.
 //! 3. *And before it is counted less.* Counts are lowered after a sync of entries that were
@@ -21,9 +21,9 @@
 //! So a group of writes that need new clusters costs one sync, between what it wrote to them and to
 //! the counts, and its L2 tables; one more where an L2 table or a refcount block is new. A discard
 //! costs one, before its clusters' counts are lowered and their space is given back. Writes to
-//! clusters that are there cost none. No sync is made *after* metadata are written: what they no
-//! longer refer to is remembered in `dropped`, and has often been synced for another reason before
-//! anyone touches it.
+//! clusters that are there cost none. No sync is made *after* metadata are written: clusters that
+//! they no longer refer to are recorded in `dropped`, and a sync for another reason has often come
+//! before one of them is used again.
 //!
 //! A whole table is compared with what the file has to know what changes; that costs a read from
 //! the page cache. A sector (512 bytes) is taken to be written whole or not at all. Nothing is
@@ -43,7 +43,7 @@ use crate::medium::{Medium, read_known};
 /// version 3).
 const ZERO: u64 = 1;
 
-/// What a cluster of the file is, if the tables refer to it and it is not data.
+/// Kind of a metadata cluster: one that the tables refer to and that is not data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     L1,
@@ -52,7 +52,7 @@ enum Kind {
     Refblock,
 }
 
-/// What a write changes, as far as the order goes.
+/// Effect of a write, as far as ordering depends on it.
 #[derive(Debug, Default)]
 pub(crate) struct Change {
     /// It refers to something new.
@@ -70,7 +70,7 @@ pub(crate) struct Change {
     tables: Vec<(u64, Option<Kind>)>,
 }
 
-/// What was written since the last sync, of an image open for writing.
+/// Record of the writes since the last sync, of an image open for writing.
 pub(crate) struct Order {
     /// L2 tables and refcount blocks, by number of their cluster.
     tables: HashMap<u64, Kind>,
@@ -243,7 +243,7 @@ impl Order {
         !self.dropped.is_empty() && clusters.any(|cluster| self.dropped.contains(&cluster))
     }
 
-    /// What emptying a range would change: it holds data, or nothing any more.
+    /// Returns the effect of emptying a range, whether it holds data or nothing any more.
     pub(crate) fn emptying(&self, layout: &Layout, offset: u64, len: u64) -> Change {
         Change {
             is_fresh: true,
@@ -307,8 +307,8 @@ impl Order {
         self.writes
     }
 
-    /// A sync has ended. What was written while it ran may not be covered; then nothing is taken to
-    /// be.
+    /// Notes the end of a sync. It may not cover what was written while it ran; if anything was, it
+    /// is taken to have covered nothing.
     pub(crate) fn synced(&mut self, writes: u64) {
         if self.writes == writes {
             self.fresh = false;

@@ -57,7 +57,7 @@ impl Queue {
         self.both.has_done()
     }
 
-    /// Exchanges what has ended for an empty list.
+    /// Exchanges the list of completions for an empty one.
     pub(crate) fn take_done(&self, into: &mut Vec<Done>) {
         self.both.take_done(into);
     }

@@ -1,10 +1,10 @@
-//! The file under an image, as the library wants to see it, with five things of our own.
+//! The file under an image, as the library's storage, with five additions.
 //!
-//! *Reading what is there.* The file had a length when it was opened, and has grown since by what
-//! was written. What was in it is an error if it is there no longer, and so is what lies beyond the
-//! cluster that the file ends in. The rest of that cluster reads as zeroes: the check of the tables
-//! has seen that the guest does not. Of an image that is only read the library gets a header that
-//! was checked, and L2 tables that are checked as they are read ([`crate::vet`]).
+//! *Reads within the file.* The file had a length when it was opened, and has grown since by
+//! writes. A read of a part that is there no longer is an error, and so is one beyond the cluster
+//! that the file ends in. The rest of that cluster reads as zeroes: the check of the tables has
+//! ensured that the guest does not read it. Of an image that is only read the library gets a header
+//! that was checked, and L2 tables that are checked as they are read ([`crate::vet`]).
 //!
 //! *Counting first* ([`count_first`]). The library keeps reference counts in memory until it is
 //! flushed, but writes an entry of the L1 table or the refcount table at once. A process killed
@@ -13,12 +13,12 @@
 //! it refers to is made at least one *in the file*. The library has counted the cluster in memory
 //! by then and writes the same value later. What a kill can leave behind is a leak.
 //!
-//! *Barriers.* What a power cut may not reorder is kept apart by syncs ([`crate::order`]).
+//! *Barriers.* Writes that a power cut must not reorder are kept apart by syncs ([`crate::order`]).
 //!
 //! *Sync* (fdatasync) runs beside reads and writes. One that fails is the last (see
 //! [`Shared::sync`]).
 //!
-//! *Death.* A library that has panicked may not be trusted to write what it remembers: after
+//! *Death.* A library that has panicked must not write its state, which may be wrong: after
 //! [`Storage::kill`](ImageFile::kill) every write fails.
 //!
 //! Locks: none here that is held across I/O, apart from the file's length. That metadata are
@@ -49,7 +49,7 @@ use crate::medium::{Medium, read_known, read_some};
 use crate::order::{Change, Order};
 use crate::vet::{self, Tables};
 
-/// What may be done to the file from outside the library.
+/// File of an image, with the state that is shared with callers outside the library.
 pub(crate) struct Shared {
     file: Box<dyn Medium>,
     path: PathBuf,
@@ -58,11 +58,11 @@ pub(crate) struct Shared {
     sync_error: Mutex<Option<i32>>,
     /// The length, which grows by writes past it.
     len: Mutex<u64>,
-    /// Where the tables are, of a qcow2 image open for writing.
+    /// Location of the tables, of a qcow2 image open for writing.
     layout: Mutex<Option<Layout>>,
     /// Calls that the file has for ranges; found out when the first is made.
     support: Mutex<Option<RangeSupport>>,
-    /// What waits for a sync, of an image with barriers.
+    /// Writes that no sync covers yet, of an image with barriers.
     order: Option<Mutex<Order>>,
     /// Bytes of a cluster; 1: a raw file, which ends where it ends.
     cluster: u64,
@@ -147,7 +147,7 @@ impl ImageFile {
 }
 
 fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing panics while it holds these; and what they guard is one value.
+    // No code panics while it holds these, and each guards one value.
     mutex.lock().unwrap_or_else(|poison| poison.into_inner())
 }
 

@@ -22,7 +22,7 @@ use crate::medium::Medium;
 pub struct FileUse {
     /// As it was given, or as the image before it names it.
     pub path: PathBuf,
-    /// Device and inode: what tells whether two paths lead to one file.
+    /// Device and inode, by which two paths to one file are recognized.
     pub identity: (u64, u64),
     /// Access that the opening asked for.
     pub access: Access,
@@ -40,7 +40,7 @@ pub(crate) fn may_write(path: &Path) -> io::Result<()> {
     Ok(asked?)
 }
 
-/// A file with what was written since in front of it.
+/// A file overlaid with the writes since.
 pub(crate) struct Overlay {
     file: File,
     written: Mutex<Written>,
@@ -109,7 +109,7 @@ impl Medium for Overlay {
     }
 }
 
-/// Reads up to the end of the file; how many bytes there were.
+/// Reads up to the end of the file. Returns the number of bytes read.
 fn read(file: &File, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
     let mut done = 0;
     while done < buffer.len() {

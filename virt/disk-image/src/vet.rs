@@ -27,7 +27,8 @@ use crate::header::{COMPRESSED, Layout, OFFSET_MASK, be64};
 use crate::medium::{Medium, read_known};
 use crate::options::ImageErrorKind;
 
-/// Where entries at fault lead: no file is as long (64 PiB), and every size of clusters divides it.
+/// Offset that entries at fault are replaced with: no file is as long (64 PiB), and every size of
+/// clusters divides it.
 pub(crate) const TRAP: u64 = 0x00ff_0000_0000_0000;
 /// A step behind it for each kind of fault: the largest cluster.
 const TRAP_STEP: u64 = 2 << 20;
@@ -141,7 +142,7 @@ impl Tables {
         &self.layout
     }
 
-    /// Replaces what is wrong in an L2 table; whether it refers to compressed data.
+    /// Replaces wrong entries of an L2 table. Returns whether it refers to compressed data.
     pub(crate) fn vet(&self, file: &dyn Medium, index: u32, table: &mut [u8]) -> io::Result<bool> {
         let mut guest = u64::from(index) * self.layout.l2_span();
         // Clusters around the last one looked up, all of data.

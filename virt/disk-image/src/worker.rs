@@ -151,7 +151,7 @@ fn outcome_of(image: &Image, done: &io::Result<()>) -> Outcome {
     }
 }
 
-/// What a panic said.
+/// Returns the message of a panic.
 pub(crate) fn message(panic: &(dyn std::any::Any + Send)) -> &str {
     panic
         .downcast_ref::<&str>()

@@ -1,9 +1,9 @@
 //! A writer killed at any moment loses no write that was reported done, and leaves an image that
 //! QEMU finds sound.
 //!
-//! The writer is this program again. It tells through a pipe what it starts and what has ended; the
-//! parent kills it after a while chosen at random and compares. `DISK_IMAGE_KILLS=1000` kills that
-//! often.
+//! The writer is this program again. It reports through a pipe the writes that it starts and those
+//! that have ended. The parent kills it after a random time and compares. `DISK_IMAGE_KILLS=1000`
+//! kills that often.
 
 mod support;
 
@@ -20,7 +20,7 @@ use vio::blk::{Op, Outcome};
 const SIZE: u64 = 64 << 20;
 /// Unit of the writes; each is 1 to 24 of them.
 const BLOCK: u64 = 4096;
-/// What is written whole or not at all, whatever the clusters.
+/// Unit of atomic writes, in bytes, whatever the size of a cluster.
 const SECTOR: u64 = 512;
 
 /// A sector says where it is and which generation wrote it; generation 0 was never written.
@@ -109,7 +109,7 @@ fn writer() {
     }
 }
 
-/// What may be in a sector: the last thing that ended, or anything started after it.
+/// Generations that a sector may hold: the last write that ended, or any started after it.
 #[derive(Clone, Debug, Default)]
 struct Known {
     may_be: Vec<u64>,
@@ -140,7 +140,7 @@ fn live_and_die(path: &Path, seed: u64, life: Duration, known: &mut [Known]) -> 
     let mut lines = BufReader::new(out);
     let mut line = String::new();
     while lines.read_line(&mut line).expect("text") != 0 {
-        // A line that the kill cut short tells nothing.
+        // A line that the kill cut short is ignored.
         if line.ends_with('\n') {
             let mut words = line.split_whitespace();
             let letter = words.next().unwrap_or_default().to_owned();
@@ -248,7 +248,7 @@ fn killed_writer_of_small_clusters_loses_nothing() {
     kill_often(&path, 1000, 0);
 }
 
-/// Writes replace clusters, so that some are given up and used again.
+/// Writes replace clusters, so that some are freed and used again.
 #[test]
 fn killed_writer_of_compressed_clusters_loses_nothing() {
     if !has_qemu() {

@@ -1,5 +1,4 @@
-//! The locks themselves: byte for byte those of QEMU, how long they last, and who is named as their
-//! holder.
+//! The locks themselves: byte for byte those of QEMU, their duration, and the holder that is named.
 
 mod support;
 
@@ -143,7 +142,8 @@ fn a_live_holder_is_named_and_waited_for_as_long_as_promised() {
         let path = path.clone();
         move || try_lock(&path, Access::Read)
     });
-    // Whoever waits holds nothing meanwhile: the holder may want more, and QEMU would fail over it.
+    // A process that waits holds no lock meanwhile: the holder may want more of them, and QEMU
+    // would fail if it could not get them.
     while !waiter.is_finished() {
         assert_eq!(locks_on(&path, "self"), [""; 0]);
         thread::sleep(Duration::from_millis(1));
@@ -168,7 +168,7 @@ fn a_live_holder_is_named_and_waited_for_as_long_as_promised() {
 }
 
 #[test]
-fn whoever_gives_up_waits_no_longer() {
+fn lock_fails_at_once_when_the_caller_gives_up() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("raw");
     raw(&path);

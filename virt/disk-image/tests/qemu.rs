@@ -247,7 +247,7 @@ fn without_barriers_it_holds_what_was_written() {
     assert!(contents(&path) == model, "QEMU reads something else");
 }
 
-/// Space that was given up is used again, and given back to the host.
+/// Space that was discarded is used again, and given back to the host.
 #[test]
 fn discarded_clusters_leave_the_file() {
     use std::os::unix::fs::MetadataExt;
@@ -311,7 +311,7 @@ fn writer_without_space() {
             "block {at}"
         );
     }
-    // Space that is given up is there for others.
+    // Space that is discarded is free for other clusters.
     let discard = Op::Discard {
         offset: 0,
         len: 4 << 16,

@@ -1,23 +1,23 @@
-//! What an export is told, and what it counts.
+//! Configuration of an export, and its counters.
 
 use vio::DeviceStats;
 
-/// How a device is served.
+/// Parameters by which a device is served.
 #[derive(Clone, Debug)]
 pub struct ExportConfig {
     /// Its name in the log and in statistics.
     pub name: String,
     /// Its share of a core beside others that have work, relative to theirs; at least 1.
     pub weight: u32,
-    /// How long a call to a guest may wait for further completions under load, in nanoseconds; 0:
-    /// not at all.
+    /// Longest delay of a call to a guest, which waits for further completions under load, in
+    /// nanoseconds; 0: no delay.
     pub call_delay_ns: u64,
-    /// How long requests in flight may hold up the end of a connection before they are cancelled,
-    /// and a stop, a reset or a change of memory, which wait for as long as it takes, before the
-    /// log says so; and how long memory of theirs may be in use that an invalidation covers, before
-    /// the device needs a reset. In nanoseconds.
+    /// Limit of the wait for requests in flight, in nanoseconds. At the end of a connection they
+    /// are cancelled after it. A stop, a reset or a change of memory waits for as long as it takes,
+    /// and is logged after it. If memory of theirs that an invalidation covers is still in use
+    /// after it, the device needs a reset.
     pub drain_limit_ns: u64,
-    /// How long a translation that was asked for may take, before the device needs a reset; in
+    /// Longest wait for a translation that was asked for, before the device needs a reset; in
     /// nanoseconds.
     pub miss_limit_ns: u64,
 }

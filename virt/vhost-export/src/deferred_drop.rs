@@ -1,16 +1,16 @@
-//! Closing what a front end leaves behind, elsewhere.
+//! Deferred close: memory and descriptors of a front end are released on other threads.
 //!
-//! Two things may take long that a sidecore has no time for, and a front end can arrange both.
+//! Two operations may take longer than a sidecore can spend, and a front end can provoke both.
 //! Unmapping guest memory takes a tenth of a second for every ten GiB that were touched. And the
-//! last close of a descriptor runs whatever its file does then: a file of a FUSE file system asks
-//! its server, a TCP socket with SO_LINGER waits for its peer. Descriptors need not even be taken:
-//! those of messages that nobody has read are closed with the socket that they wait in.
+//! last close of a descriptor runs its file's release operation: a file of a FUSE file system asks
+//! its server, a TCP socket with SO_LINGER waits for its peer. Descriptors need not even be
+//! received: those of messages that were never read are closed with the socket that they wait in.
 //!
 //! So a connection that has ended is dropped by a thread of its own, and so is a connection that is
-//! turned away, or a message with descriptors of another kind than [`is_harmless`]. Only what is
-//! harmless ever reaches the session, which may close it on the sidecore. A front end whose
-//! leavings cannot be closed has [`MOST`] threads of its export; then its export takes no more
-//! connections until one has ended.
+//! turned away, or a message with descriptors of another kind than [`is_harmless`]. Only harmless
+//! descriptors ever reach the session, which may close them on the sidecore. A front end whose
+//! descriptors cannot be closed occupies up to [`MOST`] threads of its export; then the export
+//! takes no more connections until one of these threads has ended.
 
 use std::fs;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -24,11 +24,11 @@ use vhost_user::wire::RequestId;
 /// Threads of one export that close.
 const MOST: usize = 8;
 
-/// How the kernel shows an eventfd.
+/// Name by which the kernel shows an eventfd.
 pub(crate) const EVENTFD: &str = "anon_inode:[eventfd]";
 
-/// File systems whose files are closed, and asked about, without anybody else's doing: as
-/// `guest-mem` maps.
+/// File systems whose files can be closed and queried without another process's part in it: those
+/// that `guest-mem` maps.
 const LOCAL: [&str; 8] = [
     "tmpfs",
     "hugetlbfs",
@@ -81,10 +81,11 @@ pub(crate) fn is_taken(request: Option<RequestId>, fd: BorrowedFd<'_>) -> bool {
     }
 }
 
-/// Whether asking about a descriptor, and closing it, waits for nobody: eventfds, memory files,
-/// files of local file systems, and connected Unix stream sockets in which nothing waits, nor will.
+/// Returns whether a descriptor can be queried and closed without a wait for another process. True
+/// of eventfds, memory files, files of local file systems, and connected Unix stream sockets in
+/// which nothing waits, nor will.
 ///
-/// Asks the file itself nothing: that is what may wait.
+/// Does not query the file itself, since that might wait.
 pub(crate) fn is_harmless(fd: BorrowedFd<'_>) -> bool {
     let number = fd.as_raw_fd();
     let Ok(kind) = fs::read_link(format!("/proc/self/fd/{number}")) else {
@@ -153,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_decide_over_is_not() {
+    fn descriptors_under_another_partys_control_are_not_harmless() {
         let (ours, theirs) = UnixStream::pair().unwrap();
         rustix::io::write(&theirs, &[1]).unwrap();
         assert!(!is_harmless(ours.as_fd()));

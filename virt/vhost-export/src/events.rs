@@ -1,4 +1,4 @@
-//! What the session asks for, and how it is done.
+//! Events of the session, and their execution.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -160,8 +160,9 @@ impl<M: RegionMemory> Peer<M> {
         device.set_service(Service::Full);
         if outcome.is_ok() && self.has_begun {
             device.set_memory(self.memory.keep_alive());
-            // Rings that have faulted may be in memory again, and their drivers were told that
-            // nobody needs kicks. Nobody brings in what the former memory lacked.
+            // Rings that have faulted may be in memory again, and their drivers were notified that
+            // no kicks are needed. Tickets for pages that the former memory lacked are never
+            // completed.
             device.for_each_ring(|ring| {
                 if let Some(Parked::Ticket(ticket)) = ring.parked() {
                     ring.ticket_done(ticket);
@@ -321,7 +322,7 @@ impl<M: RegionMemory> Peer<M> {
         }
     }
 
-    /// Stops a ring once all that was taken from it is shown.
+    /// Stops a ring once all chains taken from it are published.
     pub(crate) fn stop_ring(
         &mut self,
         index: u16,
@@ -382,8 +383,8 @@ impl<M: RegionMemory> Peer<M> {
         }
     }
 
-    /// Forgets all rings and the device's state, once nothing is in flight; whether it is done.
-    /// What ends until then is still shown.
+    /// Forgets all rings and the device's state once nothing is in flight, and returns whether it
+    /// has. Completions until then are still published.
     pub(crate) fn reset(
         &mut self,
         device: &mut Device<impl DeviceClass>,
@@ -521,8 +522,8 @@ fn used_index<M: RegionMemory>(
     Ok(u16::from_le_bytes(bytes))
 }
 
-/// Where a ring starts without an inflight region. The used index is what stands in memory:
-/// SET_VRING_BASE does not say.
+/// Returns the start of a ring without an inflight region. The used index is the one in memory,
+/// since SET_VRING_BASE does not carry it.
 fn start_of(base: &RingBase, used_idx: u16) -> RingStart {
     match *base {
         RingBase::Split(next_avail) => RingStart::Split {
@@ -544,7 +545,7 @@ fn start_of(base: &RingBase, used_idx: u16) -> RingStart {
     }
 }
 
-/// Where a packed ring starts if its inflight region was never used.
+/// Returns the start of a packed ring whose inflight region was never used.
 fn fresh_position(base: &RingBase) -> PackedPosition {
     match *base {
         RingBase::Packed {

@@ -1,4 +1,4 @@
-//! What a sidecore polls: one device and its socket.
+//! Poller that a sidecore runs for one device and its socket.
 
 use std::cell::Cell;
 use std::os::fd::AsRawFd;
@@ -25,14 +25,14 @@ use crate::spare;
 const TOKEN_LISTENER: u32 = TOKEN_SOCKET + 1;
 const TOKEN_DEVICE: u32 = TOKEN_SOCKET + 2;
 
-/// What a connection costs, in nanoseconds.
+/// Cost of a connection, in nanoseconds.
 const ACCEPT_COST: u64 = 10_000;
 
-/// What other threads tell or ask an export.
+/// Message of another thread to an export.
 pub enum ExportMessage {
-    /// Somebody wants the counters.
+    /// Request for the counters.
     Stats(Reply<ExportStats>),
-    /// What an access to guest memory waited for has happened.
+    /// The memory that an access to guest memory waited for is there.
     TicketDone(Ticket),
 }
 
@@ -41,17 +41,17 @@ pub struct Export<C: DeviceClass, M = ForeignRam> {
     config: ExportConfig,
     log: Arc<Log>,
     deferred: Arc<DeferredDrop>,
-    /// Of the front end, whichever connects: a permit that ended with the connection would be had
-    /// again by connecting again.
+    /// Shared by all front ends that connect: if the permit ended with the connection, a front end
+    /// would regain it by connecting again.
     permit: WritePermit,
-    /// That it was withdrawn has been said.
+    /// The withdrawal of the permit has been logged.
     is_withdrawal_said: bool,
-    /// A connection that has ended, until the sidecore has let go of its probe, which holds guest
+    /// A connection that has ended, until the sidecore has released its probe, which holds guest
     /// memory too.
     parting: Option<Peer<M>>,
     has_let_go: Cell<bool>,
     device: Device<C>,
-    /// Without a region: what a connection begins with.
+    /// Memory without a region: the initial memory of a connection.
     memory: M,
     listener: UnixListener,
     peer: Option<Peer<M>>,
@@ -59,7 +59,7 @@ pub struct Export<C: DeviceClass, M = ForeignRam> {
     stats: ExportStats,
     /// Whether it is to go to another core, or away.
     moving: Moving,
-    /// The device's needs-reset state has been told.
+    /// The device needs a reset, as the front end was last notified.
     is_broken: bool,
 }
 
@@ -74,7 +74,7 @@ impl<C: DeviceClass, M> fmt::Debug for Export<C, M> {
 }
 
 impl<C: DeviceClass> Export<C> {
-    /// Serves `device` to whoever connects to `listener`.
+    /// Serves `device` to the front ends that connect to `listener`.
     ///
     /// # Errors
     /// The listener cannot be made non-blocking.
@@ -146,7 +146,7 @@ impl<C: DeviceClass, M: RegionMemory> Export<C, M> {
         self.device
     }
 
-    /// Shows the driver what has ended while the device was stopped.
+    /// Publishes the requests that have ended while the device was stopped.
     fn show_ended(&mut self) {
         let Some(peer) = self.peer.as_mut().filter(|peer| peer.has_begun) else {
             return;
@@ -240,8 +240,8 @@ impl<C: DeviceClass, M: RegionMemory> Export<C, M> {
         let activity = match served {
             Served::Gone => {
                 say!(self.log, info, "the connection has ended");
-                // One that is there already has been let go, or has no memory of any weight to
-                // speak of.
+                // A connection that is there already has been released by the probe, or has no
+                // memory worth mentioning.
                 self.part();
                 self.parting = self.peer.take();
                 self.has_let_go.set(false);
@@ -277,7 +277,7 @@ impl<C: DeviceClass, M: RegionMemory> Export<C, M> {
         }
     }
 
-    /// Waits for what the armed device waits for.
+    /// Registers the descriptors that the armed device waits for.
     fn listen(&mut self, wakes: &mut Wakes) -> Result<(), ArmError> {
         let fds = self.device.wake_fds();
         if fds == self.device_fds {
@@ -391,7 +391,7 @@ where
         let was_ending = self.peer.as_ref().is_some_and(Peer::is_closing);
         let activity = self.serve(turn);
         if was_ending && self.peer.is_none() {
-            // Whoever waited for that.
+            // Accept the front end that waited for the end of the former connection.
             self.accept(turn);
         }
         activity
@@ -423,8 +423,8 @@ where
                 }
             }
             // Emptied when the device is disarmed, or visited. It may be shared with other devices
-            // of the core, for whom it may have become readable: while something is in flight it is
-            // not muted for that.
+            // of the core, and have become readable for one of those: while requests are in flight
+            // it is not muted for that.
             TOKEN_DEVICE => {
                 if self.device.in_flight() != 0 {
                     turn.charge(1);

@@ -56,9 +56,9 @@ const ANSWERS: usize = guest_mem::MAX_MISSES;
 /// Updates taken while one ring is being stopped: as many as a front end of ours sends without an
 /// answer, twice.
 const UPDATES: usize = 128;
-/// Longest payload of an answer: a number, and room for what is none.
+/// Longest payload of an answer, in bytes: a number, and room for a malformed one.
 const MAX_ANSWER: usize = 64;
-/// What sending a miss, or taking its answer, costs in nanoseconds.
+/// Cost of sending a miss, or of taking its answer, in nanoseconds.
 const MISS_COST: u64 = 2_000;
 
 /// The socket for requests of ours.
@@ -96,7 +96,7 @@ impl Channel {
 /// A ring that has been started, and whose areas have no translation yet.
 pub(crate) struct StartingRing {
     pub(crate) config: RingConfig,
-    /// What it waits for.
+    /// Ticket of the translation that it waits for.
     waits: Option<Ticket>,
     /// It cannot start; the front end has been notified.
     is_failed: bool,
@@ -235,8 +235,8 @@ impl<M: RegionMemory> Peer<M> {
         ))
     }
 
-    /// Sends what the device has asked for since the last visit, and hands out what has come;
-    /// whether anything has ended.
+    /// Sends the misses of the device since the last visit, and hands out the translations that
+    /// have come. Returns whether anything has ended.
     pub(crate) fn exchange_iotlb(
         &mut self,
         device: &mut Device<impl DeviceClass>,
@@ -411,13 +411,13 @@ impl<M: RegionMemory> Peer<M> {
         device.fail(Violation::MissUnanswered);
     }
 
-    /// When the oldest miss will have waited for too long.
+    /// Returns the time at which the oldest miss will have waited for too long, in nanoseconds.
     pub(crate) fn miss_deadline(&self, config: &ExportConfig) -> Option<u64> {
         let since = self.memory.oldest_miss_ns()?;
         Some(since.saturating_add(config.miss_limit_ns))
     }
 
-    /// Starts the rings whose areas are known; whether there were any.
+    /// Starts the rings whose areas are known. Returns whether there were any.
     fn start_rings(&mut self, device: &mut Device<impl DeviceClass>, turn: &mut Turn<'_>) -> bool {
         let mut started = false;
         for at in (0..self.starting.len()).rev() {
@@ -487,7 +487,7 @@ fn update<M: RegionMemory>(
         .map(|()| Answer::Done)
 }
 
-/// What an answer to a miss says; `None`: it is none.
+/// Parses the answer to a miss: whether it reports success. `None`: the message is no such answer.
 fn answer(message: &Message) -> Option<bool> {
     let is_reply = message.head.is_reply()
         && message.head.request.0 == BackendRequestId::IOTLB_MSG.0
@@ -497,7 +497,7 @@ fn answer(message: &Message) -> Option<bool> {
     Some(value == 0)
 }
 
-/// A ring's areas, and what is done there: they are asked for all at once.
+/// Returns a ring's areas with the accesses to them: they are asked for all at once.
 fn areas(config: &RingConfig) -> Vec<Wanted> {
     let size = u32::from(config.size);
     let (desc, avail, used) = (

@@ -1,5 +1,5 @@
-//! The inflight region as the journal of one ring: what a successor needs if this process is
-//! killed.
+//! The inflight region as the journal of one ring: the record that a successor needs if this
+//! process is killed.
 
 use std::sync::Arc;
 
@@ -175,7 +175,7 @@ impl Journal for SplitJournal {
 
 struct PackedJournal {
     packed: Packed<Part>,
-    /// What the ring's numbers stand for.
+    /// Slots of the region, by the number that the ring knows them by.
     slots: Vec<Option<Slot>>,
     free: Vec<u16>,
     descs: Vec<PackedDesc>,

@@ -6,8 +6,8 @@
 //!                                                                           │
 //! guest's rings ── probe fires ──▶ Export::poll ─▶ Device::visit ◀────────┘ ─▶ calls (eventfds)
 //! ```
-//! Reading order: [`Export`] (what a sidecore polls), `peer` (one connection, from accept to its
-//! end), `events` (what the session asks for), `memory` (regions, ring addresses), `iotlb`
+//! Reading order: [`Export`] (the poller of a sidecore), `peer` (one connection, from accept to its
+//! end), `events` (requests of the session), `memory` (regions, ring addresses), `iotlb`
 //! (translations), `queue` (kick, call, coalescing), `journal` (the inflight region).
 //!
 //! **One device, one socket, one front end at a time.** A second one that connects is turned away
@@ -15,21 +15,21 @@
 //! cancelled, before its memory is unmapped; one that connects meanwhile waits in the listener's
 //! queue, unless a request cannot be cancelled either.
 //!
-//! One for whom the process has no descriptor left is closed as well, by means of one that is kept
-//! for that (`spare`).
+//! A connection for which the process has no descriptor left is closed as well, by means of one
+//! that is kept for that (`spare`).
 //!
 //! **Drivers come and go on one connection.** The device begins with the features acknowledged when
 //! its first ring starts, and is reset when its last one stops, so a driver finds it whole whatever
 //! the one before did.
 //!
-//! **What waits.** Stopping a ring, changing memory, resetting: each waits for what is in flight
+//! **Waits.** Stopping a ring, changing memory, resetting: each waits for requests in flight
 //! first, without a limit, because slow storage is no fault of the guest; the log says so after a
 //! second. It is a state of the peer (`Task`), never a loop: other devices go on, the front end's
-//! further messages wait in its socket, its going is noticed, and the core may sleep. What ends
-//! meanwhile is shown to the driver, and when GET_VRING_BASE is answered all of it has been. Only
-//! at the end of a connection are requests cancelled, if they can be.
+//! further messages wait in its socket, its disconnection is noticed, and the core may sleep.
+//! Requests that end meanwhile are published to the driver, all of them before GET_VRING_BASE is
+//! answered. Only at the end of a connection are requests cancelled, if they can be.
 //!
-//! **A move to another core** waits for what is in flight too, and the device is served meanwhile,
+//! **A move to another core** waits for requests in flight too, and the device is served meanwhile,
 //! but for short pauses (`moving`).
 //!
 //! **Memory that may be absent** ([`RegionMemory`]). A ring whose memory is not there yet starts
@@ -38,8 +38,8 @@
 //! is forgotten.
 //!
 //! **The front end is not trusted.** `vhost-user` checks its messages, `guest-mem` its memory (also
-//! when the file shrinks later), `vio` its rings. Here: descriptors are of harmless kinds before
-//! anybody touches them, and what it leaves is closed elsewhere (`deferred_drop`); kicks must be
+//! when the file shrinks later), `vio` its rings. Here: descriptors are checked to be of harmless
+//! kinds before any use, and are closed on other threads (`deferred_drop`); kicks must be
 //! eventfds, calls those or sockets, and neither is ever waited for; a broken ring ends in the
 //! device's needs-reset state, which is signalled on the error descriptor; a lost page ends the
 //! connection; one that does not read its replies is not read from; kicks for nothing are muted;

@@ -1,5 +1,4 @@
-//! What an export says of its front end: no more than a bounded number of lines, whatever that
-//! does.
+//! Log of an export about its front end: a bounded number of lines, whatever the front end does.
 
 use sidecore::Nanos;
 use vio::LineBudget;
@@ -23,7 +22,7 @@ impl Log {
         &self.name
     }
 
-    /// Whether a line may be said now.
+    /// Whether a line may be logged now.
     pub(crate) fn admits(&self) -> bool {
         let admitted = self.budget.admits_at(Nanos::now().0);
         if let Some(unsaid @ 1..) = admitted {

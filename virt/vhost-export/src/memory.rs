@@ -12,13 +12,14 @@ use vhost_user::backend::{Refusal, Region};
 use vhost_user::chain;
 use vhost_user::wire::{IotlbAccess, IotlbRange, MemRegion};
 
-/// The device's name in the view; there is no IOMMU that would tell devices apart.
+/// The device's source id in the view; there is no IOMMU that would distinguish devices.
 const SOURCE: SourceId = SourceId(0);
 
-/// Guest memory in regions that a front end describes. It may answer that something is not there
-/// yet: whoever brings it in sends [`TicketDone`](crate::ExportMessage::TicketDone) then.
+/// Guest memory in regions that a front end describes. An access may be pending because a page is
+/// not there yet: the pager that brings it in sends
+/// [`TicketDone`](crate::ExportMessage::TicketDone) then.
 pub trait RegionMemory: PhysMem + Clone + Send + 'static {
-    /// The memory of these regions, in any order. What stays of the former ones keeps its mapping.
+    /// Returns the memory of these regions, in any order. Regions that stay keep their mapping.
     ///
     /// # Errors
     /// A region that cannot be had.
@@ -38,7 +39,7 @@ impl RegionMemory for ForeignRam {
     }
 }
 
-/// What stands between the device and memory.
+/// Translation between the device and memory.
 enum Translation {
     /// Nothing: addresses are guest addresses.
     Direct(DirectMap),
@@ -46,8 +47,8 @@ enum Translation {
     Tlb(Box<DeviceTlb>),
 }
 
-/// The device's door to memory, through what translates. Chosen once for a visit, so that nothing
-/// is chosen in it.
+/// Device's view of memory, by kind of translation. Chosen once for a visit, so that accesses
+/// within it need no dispatch.
 pub(crate) enum Views<'a, M: PhysMem> {
     Direct(View<'a, DirectMap, M>),
     Tlb(View<'a, DeviceTlb, M>),
@@ -118,7 +119,7 @@ impl<M: RegionMemory> Memory<M> {
         }
     }
 
-    /// When the oldest of those that were asked for was.
+    /// Returns the time at which the oldest outstanding translation was asked for, in nanoseconds.
     pub(crate) fn oldest_miss_ns(&self) -> Option<u64> {
         match &self.translation {
             Translation::Direct(_) => None,
@@ -160,7 +161,7 @@ impl<M: RegionMemory> Memory<M> {
         Ok(())
     }
 
-    /// Takes a translation from the front end. What is not in one region is several.
+    /// Takes a translation from the front end. One that spans regions is stored as several.
     pub(crate) fn update(
         &mut self,
         range: IotlbRange,
@@ -186,7 +187,8 @@ impl<M: RegionMemory> Memory<M> {
         Ok(())
     }
 
-    /// Where the pieces of `range` are in guest memory; `None` if some of it is not.
+    /// Returns the pieces of `range` with their guest addresses; `None` if some of it is not in
+    /// guest memory.
     fn pieces(&self, range: IotlbRange, user_addr: u64) -> Option<Vec<(IovaRange, Gpa)>> {
         let mut pieces = Vec::new();
         let mut first = range.first;
@@ -213,7 +215,7 @@ impl<M: RegionMemory> Memory<M> {
         })
     }
 
-    /// What keeps it mapped.
+    /// Returns a handle that keeps the memory mapped.
     pub(crate) fn keep_alive(&self) -> KeepAlive {
         self.ram.keep_alive()
     }
@@ -223,7 +225,7 @@ impl<M: RegionMemory> Memory<M> {
         self.ram.is_lost()
     }
 
-    /// The device's door to it: see [`with_view`].
+    /// Returns the device's view of it: see [`with_view`].
     #[inline]
     pub(crate) fn views(&mut self) -> Views<'_, M> {
         match &mut self.translation {
@@ -232,8 +234,8 @@ impl<M: RegionMemory> Memory<M> {
         }
     }
 
-    /// Reads memory without a device's view, for the recovery of a ring. What is not known to be
-    /// memory is none.
+    /// Reads memory without a device's view, for the recovery of a ring. An address that is not
+    /// known to be memory faults.
     pub(crate) fn peek(&self, at: Iova, buf: &mut [u8]) -> Access<()> {
         let gpa = match &self.translation {
             Translation::Direct(_) => Some(Gpa::new(at.raw())),
@@ -253,8 +255,8 @@ impl<M: RegionMemory> Memory<M> {
         }
     }
 
-    /// The device's address of what a front end says a ring's address is: an IOVA already, or a
-    /// user address of its own.
+    /// Converts a ring's address as the front end gives it, an IOVA already or a user address of
+    /// its own, to the device's address.
     pub(crate) fn ring_addr(&self, addr: u64) -> Option<Iova> {
         match self.is_translated() {
             true => Some(Iova::new(addr)),

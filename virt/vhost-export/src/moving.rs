@@ -1,21 +1,22 @@
-//! A device that is to move to another core, and has requests in flight.
+//! Move of a device with requests in flight to another core.
 //!
-//! They end where they were begun, so the device moves when none is left. One that goes on taking
-//! may never come to that, and one that takes nothing stands still for as long as its storage
-//! likes. So it is served as before, but for short pauses: a device whose storage answers within
-//! one of them moves, and any other loses a tenth of its time until the move is given up.
+//! Requests end on the core where they began, so the device moves when none is in flight. A device
+//! that goes on taking requests may never come to that, and one that takes none stands still for as
+//! long as its storage needs. So it is served as before, but for short pauses: a device whose
+//! storage answers within one of them moves, and any other loses a tenth of its time until the move
+//! is given up.
 //!
-//! Pure: the time is given, in nanoseconds.
+//! No clock is read: the time is an argument, in nanoseconds.
 
-/// How long it takes nothing at a time.
+/// Duration of a pause, in which the device takes no requests.
 pub(crate) const PAUSE_NS: u64 = 10_000_000;
-/// How long it is served between two pauses.
+/// Duration of service between two pauses.
 pub(crate) const SERVED_NS: u64 = 9 * PAUSE_NS;
 
-/// Where it stands.
+/// State of the move.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Moving {
-    /// Nobody wants it elsewhere.
+    /// No move is requested.
     #[default]
     No,
     /// It takes nothing until then.
@@ -27,8 +28,8 @@ pub(crate) enum Moving {
 }
 
 impl Moving {
-    /// At `now` something is in flight, and somebody waits for the device; whether it takes
-    /// requests meanwhile.
+    /// Advances to `now`, at which the move waits for requests in flight. Returns whether the
+    /// device takes requests meanwhile.
     pub(crate) fn takes(&mut self, now: u64) -> bool {
         *self = match *self {
             Self::Pauses(until) if until <= now => Self::IsServed(now.saturating_add(SERVED_NS)),
@@ -39,7 +40,7 @@ impl Moving {
         matches!(self, Self::IsServed(_))
     }
 
-    /// When a pause ends, which nobody tells.
+    /// Returns the time at which a pause ends. No event announces it: the core must wake by itself.
     pub(crate) fn pause_end(self) -> Option<u64> {
         match self {
             Self::Pauses(until) => Some(until),

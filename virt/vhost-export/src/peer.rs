@@ -31,19 +31,19 @@ pub(crate) const TOKEN_CHANNEL: u32 = TOKEN_SOCKET + 3;
 /// Messages taken at one look at the socket: a front end that sends without end gets its turn
 /// again.
 const MESSAGES: u32 = 16;
-/// What a message costs its front end at least, in nanoseconds; one that takes longer (mapping
-/// memory) is charged its time.
+/// Least cost of a message to its front end, in nanoseconds; one that takes longer (mapping memory)
+/// is charged its time.
 const MESSAGE_COST: u64 = 3_000;
 /// Between two tries to send to a front end that does not read, in nanoseconds.
 const FLUSH_EVERY_NS: u64 = 1_000_000;
-/// What a call costs, in nanoseconds.
+/// Cost of a call, in nanoseconds.
 const CALL_COST: u64 = 500;
 /// Memory regions of one guest: QEMU asks for this number, and gives hot-plugged memory one each.
 const MAX_REGIONS: usize = 64;
 
-/// What is served to every front end. BACKEND_REQ is for translations, and for user-mode Linux 6.1,
-/// which asks its kernel for the interrupt of its rings only along with the channel, and fails
-/// without.
+/// Protocol features that are offered to every front end. BACKEND_REQ is for translations, and for
+/// user-mode Linux 6.1, which asks its kernel for the interrupt of its rings only along with the
+/// channel, and fails without.
 pub(crate) const PROTOCOL: ProtocolFeatures = ProtocolFeatures(
     ProtocolFeatures::MQ.0
         | ProtocolFeatures::REPLY_ACK.0
@@ -68,8 +68,8 @@ pub fn has_inflight_regions() -> bool {
     })
 }
 
-/// What is served to the front ends of a device of this type. Those of network devices have its
-/// configuration themselves, and QEMU warns of an offer.
+/// Returns the protocol features that are offered to the front ends of a device of this type. Those
+/// of network devices have its configuration themselves, and QEMU warns of an offer.
 fn protocol(device_type: u16) -> ProtocolFeatures {
     let mut protocol = PROTOCOL;
     if !has_inflight_regions() {
@@ -83,10 +83,11 @@ fn protocol(device_type: u16) -> ProtocolFeatures {
     protocol
 }
 
-/// What is offered to the front ends of a device. Those of a network device have its address and
-/// the state of its link themselves (CONFIG is not offered): neither these nor what filters by the
-/// address is, which nobody tells the device. User-mode Linux would take what it cannot read for
-/// the address, and for a link that is down.
+/// Returns the device features that are offered to the front ends. Front ends of a network device
+/// have its address and the state of its link themselves (CONFIG is not offered), and do not send
+/// them to the device. So neither these two nor filters by address are offered. User-mode Linux
+/// would otherwise take a configuration space that it cannot read for the address, and for a link
+/// that is down.
 fn features(device: &Device<impl DeviceClass>) -> u64 {
     const BY_ADDRESS: u64 = net_feature::MAC
         | net_feature::STATUS
@@ -120,7 +121,7 @@ pub(crate) enum Task {
 }
 
 impl Task {
-    /// Who waits, for the log.
+    /// Returns the name of the waiting operation, for the log.
     fn waiter(&self) -> &'static str {
         match self {
             Self::StartRing(..) => "starting a ring",
@@ -137,11 +138,11 @@ impl Task {
 #[derive(Clone, Copy)]
 struct Wait {
     since: Nanos,
-    /// The drain limit has passed: what that means has been done, once.
+    /// The drain limit has passed and has been acted on, once.
     is_overdue: bool,
 }
 
-/// What came of looking at a task.
+/// Outcome of an attempt to advance a task.
 enum Advance {
     /// There is none.
     Nothing,
@@ -175,26 +176,26 @@ pub(crate) struct Peer<M> {
     pub(crate) task: Option<Task>,
     /// A message that was received while a ring was being stopped, and has to wait for that.
     pub(crate) put_off: Option<Message>,
-    /// Replies to what was taken while a ring was being stopped, which follow the reply to that.
+    /// Replies to messages taken while a ring was being stopped, which follow the reply to that.
     pub(crate) late: Vec<Message>,
-    /// How long the task has waited.
+    /// Wait of the task for requests in flight.
     wait: Option<Wait>,
     /// The socket takes no more replies: when to try again.
     flush_at: Nanos,
     /// Features of the driver, once acknowledged; the device has begun with them.
     pub(crate) features: u64,
     pub(crate) has_begun: bool,
-    /// A page of guest memory has vanished: said once.
+    /// A page of guest memory has vanished; logged once.
     lost: bool,
     /// Messages that the protocol does not allow, not taken by the export yet.
     violations: u64,
     /// The rings' words, as of the last idle visit.
     pub(crate) watches: Vec<Option<Watch>>,
-    /// Every ring has one, so the probe tells all there is to tell.
+    /// Every ring has a watch, so the probe covers all of them.
     pub(crate) is_watched: bool,
 }
 
-/// What came of serving a peer.
+/// Outcome of serving a peer.
 pub(crate) enum Served {
     /// It goes on.
     On(Activity),
@@ -256,8 +257,8 @@ impl<M: RegionMemory> Peer<M> {
         })
     }
 
-    /// Registers all descriptors; not the socket of a connection that is over, which nobody would
-    /// remove again.
+    /// Registers all descriptors, except the socket of a connection that is over: it would not be
+    /// removed again.
     pub(crate) fn register(&self, wakes: &mut Wakes) -> std::io::Result<()> {
         if !self.is_closing() {
             wakes.add(self.socket.as_raw_fd(), TOKEN_SOCKET)?;
@@ -270,7 +271,7 @@ impl<M: RegionMemory> Peer<M> {
         self.register_channel(wakes)
     }
 
-    /// Takes what the front end has sent, a bounded amount.
+    /// Takes messages that the front end has sent, a bounded number.
     pub(crate) fn read_socket(
         &mut self,
         device: &mut Device<impl DeviceClass>,
@@ -319,7 +320,7 @@ impl<M: RegionMemory> Peer<M> {
         }
     }
 
-    /// The next message; none also where the connection has ended.
+    /// Takes the next message; `None` also where the connection has ended.
     pub(crate) fn next_message(&mut self, turn: &mut Turn<'_>) -> Option<Message> {
         if let Some(message) = self.put_off.take() {
             return Some(message);
@@ -357,7 +358,7 @@ impl<M: RegionMemory> Peer<M> {
         }
     }
 
-    /// Looks whether the front end has gone, and takes what it has sent otherwise.
+    /// Checks whether the front end has gone, and takes its messages otherwise.
     pub(crate) fn look_for_end(
         &mut self,
         device: &mut Device<impl DeviceClass>,
@@ -401,7 +402,8 @@ impl<M: RegionMemory> Peer<M> {
         self.is_closing() && !is_overdue
     }
 
-    /// What `ticket` stood for has happened: a ring that waits for it starts at the next visit.
+    /// The memory that `ticket` waits for is there: a ring that waits for it starts at the next
+    /// visit.
     pub(crate) fn ticket_done(&mut self, ticket: Ticket) {
         if let Some(Task::StartRing(_, waits)) = &mut self.task {
             *waits = waits.filter(|&own| own != ticket);
@@ -438,7 +440,7 @@ impl<M: RegionMemory> Peer<M> {
         self.reject(&chain(fatal), turn);
     }
 
-    /// Nothing more can be received: the front end has gone, or has sent what it may not.
+    /// Handles the failure to receive: the front end has gone, or has broken the protocol.
     fn receive_failed(&mut self, error: ReceiveError, turn: &mut Turn<'_>) {
         let reason = chain(&error);
         match error {
@@ -453,7 +455,7 @@ impl<M: RegionMemory> Peer<M> {
                 self.deferred.close(fds);
                 self.reject(&reason, turn);
             }
-            // It may be we who have no descriptors left; what it meant cannot be known any more.
+            // Perhaps this process has no descriptors left; the meaning of the message is lost.
             ReceiveError::AncillaryTruncated
             | ReceiveError::Frame(_)
             | ReceiveError::Closed {
@@ -575,7 +577,7 @@ impl<M: RegionMemory> Peer<M> {
         }
     }
 
-    /// When replies that wait are to be sent.
+    /// Returns the time at which replies that wait are to be sent, in nanoseconds.
     pub(crate) fn flush_at(&self) -> Option<u64> {
         let channel = self.channel.as_ref().map_or(0, Channel::backlog);
         (self.sender.backlog() + channel != 0 && !self.is_closing()).then_some(self.flush_at.0)
@@ -619,7 +621,8 @@ impl<M: RegionMemory> Peer<M> {
         matches!(self.task, Some(Task::Memory(_) | Task::Reset | Task::Close))
     }
 
-    /// When a task that waits will have waited for the drain limit.
+    /// Returns the time at which a task that waits will have waited for the drain limit, in
+    /// nanoseconds.
     pub(crate) fn task_deadline(&self, config: &ExportConfig) -> Option<u64> {
         let wait = self.wait?;
         (!wait.is_overdue).then(|| wait.since.0.saturating_add(config.drain_limit_ns))
@@ -671,16 +674,16 @@ impl<M: RegionMemory> Peer<M> {
             return Advance::Gone;
         }
         self.finish(outcome, turn);
-        // What came meanwhile.
+        // Messages that came meanwhile.
         turn.charge(MESSAGE_COST);
         self.read_socket(device, turn);
         Advance::Done
     }
 
-    /// A task has found requests in flight. Stops, resets and changes of memory wait for them,
-    /// however slow the disk: a request that is cancelled fails in the guest, and one that cannot
-    /// be would take the device with it. Only at the end of a connection, where nobody waits for
-    /// them any more, are they asked to end; the next connection runs them again.
+    /// Notes that a task waits for requests in flight. Stops, resets and changes of memory wait for
+    /// them, however slow the disk: a request that is cancelled fails in the guest, and one that
+    /// cannot be cancelled would make the device unusable. Only at the end of a connection, where
+    /// no driver waits for them any more, are they cancelled; the next connection runs them again.
     fn note_wait(
         &mut self,
         task: &Task,
@@ -713,7 +716,7 @@ impl<M: RegionMemory> Peer<M> {
         );
     }
 
-    /// What was waited for has ended: said if the wait was.
+    /// Notes that the wait of a task has ended, and logs it if the wait was logged.
     fn note_end_of_wait(&mut self, task: &Task, now: Nanos) {
         if let Some(wait) = self.wait.take()
             && wait.is_overdue

@@ -1,4 +1,4 @@
-//! How a sidecore sees that a guest has made something available: one load per ring.
+//! Probe by which a sidecore sees that a guest has made something available: one load per ring.
 
 use sidecore::Probe;
 use vio::ring::Watch;
@@ -11,7 +11,8 @@ pub struct RingProbe {
 }
 
 impl RingProbe {
-    /// Makes it stand for `watches`; where only what the words say has changed, nothing is cloned.
+    /// Replaces its watches by `watches`; where only the expected values of the words have changed,
+    /// nothing is cloned.
     pub(crate) fn follow(&mut self, watches: &[Option<Watch>]) {
         let mut watches = watches.iter().flatten();
         match (&mut self.first, watches.next()) {

@@ -1,4 +1,4 @@
-//! A running ring's descriptors: how the guest kicks it and how it is called back, and when.
+//! File descriptors of a running ring: kick, call and error, and the coalescing of calls.
 //!
 //! **Calls are put off under load.** A driver that sleeps asks to be called at the next completion;
 //! if more completions of the same ring are about to come, one call does for all. So a call waits
@@ -38,8 +38,8 @@ impl Queue {
         }
     }
 
-    /// Empties the kick; whether it had been rung. Never waits, also where the front end has made
-    /// the descriptor a blocking one since.
+    /// Empties the kick, and returns whether it had been rung. Never waits, even where the front
+    /// end has made the descriptor blocking since.
     pub(crate) fn drain_kick(&self) -> bool {
         match &self.kick {
             Kick::Fd(fd) => sidecore::drain_eventfd(fd.as_fd()),
@@ -55,7 +55,7 @@ impl Queue {
         }
     }
 
-    /// Tells the front end that the ring is broken.
+    /// Notifies the front end that the ring is broken.
     pub(crate) fn ring_err(&mut self) {
         if let Some(err) = &mut self.err {
             err.notify();
@@ -63,7 +63,7 @@ impl Queue {
     }
 }
 
-/// A descriptor by which the front end is told something.
+/// Descriptor by which the front end is notified.
 #[derive(Debug)]
 pub(crate) enum Notifier {
     /// An eventfd.
@@ -109,7 +109,7 @@ pub(crate) fn check_eventfd(what: &str, fd: &SharedFd) -> Result<(), Refusal> {
     check_kind(what, fd, &kind(what, fd)?)
 }
 
-/// What the kernel calls the file behind a descriptor.
+/// Returns the kernel's name of the file behind a descriptor.
 fn kind(what: &str, fd: &SharedFd) -> Result<PathBuf, Refusal> {
     let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
     std::fs::read_link(path).map_err(|error| {
@@ -140,7 +140,7 @@ fn check_kind(what: &str, fd: &SharedFd, target: &Path) -> Result<(), Refusal> {
     })
 }
 
-/// Where the device's interrupts go during one visit.
+/// Sink of the device's interrupts during one visit.
 pub(crate) struct Calls<'a> {
     pub(crate) queues: &'a mut [Queue],
     pub(crate) now_ns: u64,

@@ -21,12 +21,14 @@ pub(crate) fn take() {
     });
 }
 
-/// Gives it up; whether there is a free descriptor now, unless another thread is faster.
+/// Closes the spare descriptor. Returns whether there is a free descriptor now, unless another
+/// thread takes it first.
 pub(crate) fn give_up() -> bool {
     with(|spare| spare.take().is_some()).unwrap_or(false)
 }
 
-/// Waits for nobody: another core that has it gives it up just now.
+/// Calls `then` with the spare descriptor. Does not wait: returns `None` where another core holds
+/// the lock, since that core is about to give the descriptor up.
 fn with<R>(then: impl FnOnce(&mut Option<OwnedFd>) -> R) -> Option<R> {
     match SPARE.try_lock() {
         Ok(mut spare) => Some(then(&mut spare)),

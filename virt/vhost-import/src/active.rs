@@ -11,9 +11,9 @@ use crate::handshake::{Offer, RingFds, ring};
 use crate::memory::Indices;
 use crate::shared::Activation;
 
-/// What went wrong while rings were started.
+/// Failure of a start of the rings.
 pub(crate) enum StartError {
-    /// Another connection may do better.
+    /// The connection has failed; another one may succeed.
     Connection(CallError),
     /// The device cannot go on.
     Broken(ImportError),
@@ -28,7 +28,7 @@ impl From<CallError> for StartError {
     }
 }
 
-/// Where the rings go on.
+/// Positions at which the rings go on.
 #[derive(Debug)]
 pub(crate) enum Positions {
     Fresh,
@@ -49,8 +49,8 @@ pub(crate) struct Active {
 }
 
 impl Active {
-    /// Tells the back end which features the driver has accepted, before anything about rings or
-    /// their addresses.
+    /// Sends the features that the driver has accepted to the back end, before anything about rings
+    /// or their addresses.
     pub fn set_features(
         &self,
         connection: &mut Connection,

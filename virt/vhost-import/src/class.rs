@@ -27,7 +27,7 @@ pub enum Class {
     Net(NetIdentity),
 }
 
-/// What the guest reads of a network device that is not the back end's.
+/// Properties of a network device that the guest reads and that do not come from the back end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NetIdentity {
     /// Station address.
@@ -65,7 +65,7 @@ const NET_MTU: u64 = 1 << 3;
 const NET_MAC: u64 = 1 << 5;
 const NET_STATUS: u64 = 1 << 16;
 /// VIRTIO_NET_F_CTRL_VQ (17) and _MQ (22): there are several pairs, and a queue by which the driver
-/// says how many it uses.
+/// sets the number that it uses.
 const NET_PAIRS: u64 = net_feature::CTRL_VQ | net_feature::MQ;
 /// Field `status` of the configuration.
 const STATUS: std::ops::Range<usize> = 6..8;
@@ -98,8 +98,8 @@ impl Class {
         }
     }
 
-    /// Features that are offered whatever the back end says, and of which it hears only if it
-    /// offers them.
+    /// Features that are offered to the guest whatever the back end offers. They are acknowledged
+    /// to the back end only if it offers them.
     pub(crate) const fn own_features(&self, queues: u16) -> u64 {
         let Self::Net(identity) = self else {
             return 0;
@@ -115,7 +115,7 @@ impl Class {
         NET_MAC | NET_STATUS | mtu | pairs
     }
 
-    /// Features of which the back end is never told: what they are about is served here.
+    /// Features that are never acknowledged to the back end: they are served here.
     pub(crate) const fn untold_features(&self) -> u64 {
         match self {
             Self::Block => 0,
@@ -139,7 +139,7 @@ impl Class {
         }
     }
 
-    /// Tells the back end what it may want to know of the device, if it does.
+    /// Sends the back end the device's MTU, if there is one and the back end takes it.
     pub(crate) fn tell(
         &self,
         connection: &mut Connection,

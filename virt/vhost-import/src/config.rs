@@ -1,18 +1,18 @@
-//! How a back end is used.
+//! Configuration of a back end.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::class::{Class, NetIdentity};
 
-/// How a back end is used.
+/// Configuration of a back end.
 #[derive(Clone, Debug)]
 pub struct ImportConfig {
     /// The device's name in the log.
     pub name: String,
     /// The back end's socket.
     pub path: PathBuf,
-    /// What it serves.
+    /// Class of the device that it serves.
     pub class: Class,
     /// Queues of the back end: 1 to 16 of a block device, two for each pair of a network device, of
     /// which there are 1 to 16. With several pairs the guest gets a control queue besides
@@ -20,12 +20,12 @@ pub struct ImportConfig {
     pub queues: u16,
     /// Entries of each at most, a power of two.
     pub queue_size: u16,
-    /// The device is behind an IOMMU: the back end translates by what it is told over the
+    /// The device is behind an IOMMU: the back end translates by entries that it receives over the
     /// connection.
     pub has_iommu: bool,
-    /// How long somebody has to listen before the start fails.
+    /// Time limit for a listener to appear, after which the start fails.
     pub patience: Duration,
-    /// How long any reply may take, but that to a stop, which waits for the back end's requests.
+    /// Time limit of any reply, except that to a stop, which waits for the back end's requests.
     pub reply_limit: Duration,
 }
 
@@ -45,15 +45,15 @@ impl ImportConfig {
     }
 }
 
-/// How a network device of the host's kernel is used: one pair of queues.
+/// Configuration of a network device of the host's kernel: one pair of queues.
 #[derive(Clone, Debug)]
 pub struct KernelConfig {
     /// The device's name in the log.
     pub name: String,
-    /// What the guest reads of it.
+    /// Properties that the guest reads.
     pub identity: NetIdentity,
     /// Entries of each queue at most, a power of two.
     pub queue_size: u16,
-    /// The device is behind an IOMMU: the kernel translates by what it is told.
+    /// The device is behind an IOMMU: the kernel translates by entries that it receives.
     pub has_iommu: bool,
 }

@@ -1,28 +1,28 @@
-//! What can go wrong with a back end.
+//! Errors of a back end.
 
 use std::io;
 use std::path::PathBuf;
 
 use vhost_user::frontend::CallError;
 
-/// Why a back end cannot be used.
+/// Reason why a back end cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ImportError {
-    /// Nobody listens.
+    /// No process listens.
     #[error("nobody serves the socket {path}")]
     Connect {
-        /// Where.
+        /// Path of the socket.
         path: PathBuf,
-        /// What the system says.
+        /// Error of the system call.
         source: io::Error,
     },
     /// A request went wrong.
     #[error("the back end cannot be used")]
     Call(#[from] CallError),
-    /// Something without which it does not work.
+    /// A required feature is not offered.
     #[error("the back end does not offer {what}")]
     NotOffered {
-        /// What.
+        /// The missing feature.
         what: &'static str,
     },
     /// Fewer queues than asked for.
@@ -48,13 +48,13 @@ pub enum ImportError {
     /// A configuration that is no disk's.
     #[error("the back end's configuration makes no sense: {what}")]
     Config {
-        /// What is wrong with it.
+        /// Fault of the configuration.
         what: &'static str,
     },
     /// After a restart it is not the device that the guest knows.
     #[error("the back end offers another device than before: {what}")]
     Changed {
-        /// What is different.
+        /// The property that differs.
         what: &'static str,
     },
     /// It was killed with requests in flight, and has no record of them.
@@ -62,15 +62,15 @@ pub enum ImportError {
         "the back end died with requests in flight and offers no INFLIGHT_SHMFD: they are lost"
     )]
     Lost,
-    /// It was killed, and its successor cannot be told where to go on.
+    /// It was killed, and the position at which its successor has to go on cannot be read.
     #[error("the rings cannot be read where the driver has put them")]
     Rings,
     /// The kernel refused a call about its back end.
     #[error("the kernel's vhost refuses {what}")]
     Kernel {
-        /// What.
+        /// The refused call.
         what: &'static str,
-        /// What the system says.
+        /// Error of the system call.
         source: io::Error,
     },
     /// The host refused descriptors or a thread.

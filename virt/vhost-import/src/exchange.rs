@@ -1,4 +1,4 @@
-//! What owner and link thread say to each other about the back end's IOTLB.
+//! Queues between the owner and the link thread that maintain the back end's IOTLB.
 //!
 //! ```text
 //! link thread ── questions: a miss, where the rings stand ──▶ owner, which alone translates
@@ -6,11 +6,11 @@
 //! link thread ── released holds ──▶ owner
 //! ```
 //! **One order.** All commands are in one queue, which the owner fills and the link thread empties
-//! into one socket. An entry that was read from the tables before an invalidation is therefore told
-//! before it, and one that is told after it was read after it.
+//! into one socket. An entry that was read from the tables before an invalidation is therefore sent
+//! before it, and one that is sent after the invalidation was read after it.
 //!
 //! **Sessions.** A connection's IOTLB begins empty and ends with it. Questions and commands belong
-//! to a session; when it has ended they mean nothing, and what they held is released.
+//! to a session; when it has ended they are void, and their holds are released.
 //!
 //! **Bounds.** At most [`MISSES`] misses are asked at a time. Invalidations that follow each other
 //! join, and a guest's wait needs one hold of those that have joined; so there are never more of
@@ -37,13 +37,13 @@ pub(crate) const EVERYTHING: IotlbRange = IotlbRange {
     last: (1 << 63) - 1,
 };
 
-/// A mapping, as it is told.
+/// Mapping, as it is sent to the back end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub range: IotlbRange,
-    /// Where the first byte goes.
+    /// Guest address of the first byte.
     pub gpa: Gpa,
-    /// What the guest's tables allow.
+    /// Access that the guest's tables allow.
     pub access: IotlbAccess,
 }
 
@@ -56,7 +56,7 @@ pub(crate) struct Invalidation {
     pub hold: Option<u64>,
 }
 
-/// What the owner tells.
+/// Command of the owner to the link thread.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Command {
     /// A mapping, because of that miss or unasked.
@@ -77,27 +77,27 @@ pub(crate) enum Command {
     },
 }
 
-/// What the owner is asked.
+/// Question of the link thread to the owner.
 #[derive(Clone, Debug)]
 pub(crate) enum Question {
-    /// Where an IOVA goes.
+    /// Translation of an IOVA.
     Miss {
         number: u64,
         iova: u64,
         access: IotlbAccess,
     },
-    /// Where these rings stand.
+    /// Positions of these rings.
     Rings { number: u64, rings: Vec<RingPlace> },
 }
 
-/// What becomes of an invalidation.
+/// Outcome of queueing an invalidation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Told {
     /// There is no such session any more, nor its entries.
     Gone,
-    /// The hold of another one, which goes with it, stands for it.
+    /// It has joined the invalidation before it, whose hold covers both.
     Joined,
-    /// It is released under its own name.
+    /// Its own hold is released when the back end has answered.
     Held,
 }
 
@@ -136,7 +136,8 @@ impl Exchange {
         self.inner().session == session
     }
 
-    /// Tells `session` something other than an invalidation; whether it still is.
+    /// Queues a command other than an invalidation for `session`, and returns whether that is still
+    /// the current session.
     pub fn tell(&self, session: u64, command: Command) -> bool {
         let mut inner = self.inner();
         let is_current = inner.session == session;
@@ -146,7 +147,7 @@ impl Exchange {
         is_current
     }
 
-    /// Tells `session` of an invalidation, behind everything that it was told before.
+    /// Queues an invalidation for `session`, behind all earlier commands.
     pub fn invalidate(&self, session: u64, range: IotlbRange, hold: Option<u64>) -> Told {
         let mut inner = self.inner();
         if session == 0 || inner.session != session {
@@ -184,7 +185,8 @@ impl Exchange {
         inner.session = session;
     }
 
-    /// The session ends, and all holds of what was not told with it. Whether there was one.
+    /// Ends the session, and with it all holds of invalidations that were not sent. Returns whether
+    /// there was a session.
     pub fn end(&self) -> bool {
         let mut inner = self.inner();
         let Inner {
@@ -202,7 +204,7 @@ impl Exchange {
         std::mem::take(session) != 0
     }
 
-    /// Asks the owner, who is to be woken.
+    /// Queues a question for the owner. The caller wakes the owner.
     pub fn ask(&self, question: Question) {
         self.inner().questions.push_back(question);
     }

@@ -1,10 +1,10 @@
-//! The owner's side of a back end behind an IOMMU: translates its misses, and tells it what is
-//! revoked.
+//! The owner's side of a back end behind an IOMMU: translates its misses, and forwards
+//! invalidations to it.
 //!
-//! Translations are read from the guest's tables as they are now, silently, and past the unit's
-//! caches: for the back end keeps what it is told until it is revoked, as the unit does. It is told
-//! exactly the access that the tables allow, over as many pages as continue each other, and all of
-//! a region where nothing is translated.
+//! Translations are read from the guest's tables as they are now, without recording faults, and
+//! past the unit's caches: the back end caches an entry until it is invalidated, as the unit does.
+//! An entry has exactly the access that the tables allow, and covers as many pages as continue each
+//! other, or all of a region where nothing is translated.
 //!
 //! **Faults.** An access without a mapping is refused. The unit records it for the guest, as it
 //! would an access of the device, but only [`FAULTS`] at once and one each [`FAULT_EVERY_NS`]: a
@@ -25,23 +25,23 @@ use crate::memory::{Indices, Memory, RingPlace};
 
 /// Questions that are looked at in one poll: 16 µs of tables at most.
 const QUESTIONS: usize = 16;
-/// What looking for one mapping may cost, in ns: of a page, and of some forty that go on behind it.
+/// Budget of a lookup of one mapping, in ns: of a page, and of some forty that continue it.
 const LOOK_NS: u64 = 1_000;
 /// Bytes of an entry at most, where there are tables.
 const SPAN: u64 = 64 * PAGE_SIZE;
-/// Domains that are told apart. A device is attached to one at a time.
+/// Domains that are distinguished. A device is attached to one at a time.
 const DOMAINS: usize = 4;
 /// Refusals that are recorded at once, and the time for which each more has to wait.
 const FAULTS: u64 = 16;
 const FAULT_EVERY_NS: u64 = 100_000_000;
 
-/// What the back end may have translations of.
+/// Domains of which the back end may have translations.
 #[derive(Debug, Default)]
 struct Given {
     /// The session that it was given to.
     session: u64,
     domains: Vec<u32>,
-    /// More domains than are told apart.
+    /// There are more domains than [`DOMAINS`]: any domain may be one of them.
     is_any: bool,
     /// Untranslated memory.
     is_identity: bool,
@@ -58,7 +58,7 @@ pub(crate) struct Follower {
     holds: Vec<(u64, IotlbRange)>,
     /// Those that end without the back end's answer.
     dropped: Vec<u64>,
-    /// When all of [`FAULTS`] may be recorded at once again.
+    /// Time at which all of [`FAULTS`] may be recorded at once again, in nanoseconds.
     whole_at_ns: u64,
 }
 
@@ -85,7 +85,7 @@ impl Given {
         }
     }
 
-    /// What of it is revoked.
+    /// Returns the range of entries that an invalidation may revoke.
     fn revoked(&self, what: Revoked) -> Option<IotlbRange> {
         if self.is_nothing() {
             return None;
@@ -188,8 +188,8 @@ impl Follower {
         Ok(())
     }
 
-    /// Where the rings stand, behind entries for their pages: a back end that starts them then need
-    /// not ask.
+    /// Answers with the positions of the rings, behind entries for their pages: a back end that
+    /// starts them then need not ask.
     fn rings(
         &mut self,
         exchange: &Exchange,
@@ -238,7 +238,8 @@ impl Follower {
         Ok(())
     }
 
-    /// The entry for `iova`, if the device may access it so, and what it was read from.
+    /// Returns the entry for `iova`, if the device may access it so, and the attachment that it was
+    /// read from.
     fn look_up(
         &self,
         memory: &dyn RemoteMemory,
@@ -317,7 +318,8 @@ impl Follower {
         memory.record_refusal(Iova::new(iova), perm);
     }
 
-    /// Tells the back end what is revoked; whether that is held until it has answered.
+    /// Forwards an invalidation to the back end, and returns whether it is held until the back end
+    /// has answered.
     pub fn invalidated(&mut self, exchange: &Exchange, what: Revoked, hold: u64) -> bool {
         let Some(range) = self.given.revoked(what) else {
             return false;
@@ -335,7 +337,7 @@ impl Follower {
         let session = self.given.session;
         let told = exchange.invalidate(session, range, hold);
         if told == Told::Gone || range == EVERYTHING {
-            // What is given from here on is told behind it.
+            // Entries given from here on are sent after it.
             self.given = Given {
                 session,
                 ..Given::default()
@@ -344,8 +346,8 @@ impl Follower {
         told
     }
 
-    /// The device is reset: no ring is served, so what is held is held for nothing. The back end
-    /// forgets everything before it is told of other rings.
+    /// Resets the device: no ring is served, so all holds are released. The back end forgets all
+    /// entries before it receives other rings.
     pub fn reset(&mut self, exchange: &Exchange) {
         if !self.given.is_nothing() {
             self.tell_revoked(exchange, EVERYTHING, None);
@@ -359,7 +361,7 @@ impl Follower {
         self.dropped.extend(holds);
     }
 
-    /// What `hold` is for.
+    /// Returns the range that `hold` is for.
     pub fn held(&self, hold: u64) -> Option<IotlbRange> {
         let held = self.holds.iter().find(|(name, _)| *name == hold);
         held.map(|(_, range)| *range)
@@ -382,7 +384,7 @@ impl Follower {
     }
 }
 
-/// Whether an entry of `entry` is what a miss of `wanted` needs.
+/// Whether an entry of `entry` satisfies a miss of `wanted`.
 fn allows(entry: IotlbAccess, wanted: IotlbAccess) -> bool {
     match wanted {
         // It asks for nothing.

@@ -1,4 +1,4 @@
-//! What a back end must offer to be a device of ours, and the descriptors of its rings.
+//! Negotiation with a back end: the features it must offer, and the descriptors of its rings.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -21,14 +21,14 @@ const PROTOCOL: ProtocolFeatures = ProtocolFeatures(
         | ProtocolFeatures::CONFIGURE_MEM_SLOTS.0,
 );
 
-/// What a back end offers, as far as it is taken.
+/// Offer of a back end, as far as it is accepted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Offer {
     /// Virtio features for the guest.
     pub features: u64,
-    /// Those of them that the back end knows, which are all that it may be told.
+    /// Those of them that the back end knows: only these may be acknowledged to it.
     pub known: u64,
-    /// Those that it is told whatever the driver has accepted.
+    /// Features that are acknowledged to the back end whatever the driver has accepted.
     pub forced: u64,
     /// Protocol features, acknowledged.
     pub protocol: ProtocolFeatures,
@@ -43,8 +43,8 @@ impl Offer {
     }
 }
 
-/// Everything up to memory, which is shared here too; and the socket for what the back end asks, if
-/// it is behind an IOMMU.
+/// Negotiates everything up to memory, which is shared here too. Returns the offer, and the socket
+/// for the back end's requests if the device is behind an IOMMU.
 pub(crate) fn negotiate(
     connection: &mut Connection,
     memory: &Memory,
@@ -98,8 +98,8 @@ pub(crate) fn negotiate(
         true => Some(connection.open_channel()?),
         false => None,
     };
-    // Behind an IOMMU the device is, whether or not its driver knows: a back end that is not told
-    // reaches everything.
+    // The device is behind an IOMMU whether or not its driver accepts the feature: a back end
+    // without the feature would reach all memory.
     let forced = match has_iommu {
         true => feature::ACCESS_PLATFORM,
         false => 0,
@@ -116,7 +116,7 @@ pub(crate) fn negotiate(
     Ok((offer, channel))
 }
 
-/// What a back end needs to serve a device behind an IOMMU.
+/// Checks that a back end offers the features which a device behind an IOMMU needs.
 fn check_iommu(offer: &frontend::Offer) -> Result<(), ImportError> {
     let what = match offer.protocol {
         protocol if !protocol.contains(ProtocolFeatures::BACKEND_REQ) => {
@@ -144,7 +144,7 @@ pub(crate) struct RingFds {
 }
 
 impl RingFds {
-    /// With these, one of each kind for each queue.
+    /// Makes a set of these, one of each kind for each queue.
     ///
     /// # Errors
     /// The host has no descriptor for errors.
@@ -165,7 +165,8 @@ impl RingFds {
         Ok((clones(&self.kick)?, clones(&self.call)?))
     }
 
-    /// A ring as it is told to the back end: at IOVAs behind an IOMMU, else at user addresses.
+    /// Returns a ring as it is sent to the back end: at IOVAs behind an IOMMU, else at user
+    /// addresses.
     pub fn ring(&self, place: &RingPlace, base: u16, has_iommu: bool) -> Ring<'_> {
         let at = usize::from(place.index);
         let told = |address: u64| match has_iommu {

@@ -22,12 +22,12 @@ use crate::link::Link;
 use crate::memory::{Memory, RingPlace};
 use crate::shared::{Activation, Order, Shared};
 
-/// How long the end of the link thread is waited for. Its requests are cancelled, so it has nothing
-/// to wait for but the kernel, which may close a descriptor that the back end has sent for as long
-/// as that likes (a file of a FUSE file system, a lingering socket).
+/// Longest wait for the end of the link thread. Its requests are cancelled, so it waits for nothing
+/// but the kernel. There the close of a descriptor that the back end has sent may take as long as
+/// the back end wants (a file of a FUSE file system, a lingering socket).
 const END_LIMIT: Duration = Duration::from_secs(1);
 
-/// What the device is, whoever serves it.
+/// Properties of the device, independent of the kind of back end.
 struct Outline {
     /// Its name in the log.
     name: String,
@@ -57,11 +57,11 @@ pub struct Import {
     generation: u64,
     /// The stop that was asked for.
     stop: Option<u64>,
-    /// That stop was given up.
+    /// That stop was abandoned.
     is_overdue: bool,
-    /// The driver has been told that the device is broken.
+    /// The driver has been notified that the device is broken.
     is_told: bool,
-    /// The driver has been told that the network is gone.
+    /// The driver has been notified that the network is gone.
     is_link_down: bool,
     /// The back end has not forgotten revoked mappings in time.
     is_cut_off: bool,
@@ -80,12 +80,12 @@ impl fmt::Debug for Import {
 
 impl Import {
     /// Connects, negotiates, shares `ram`, and starts the thread that keeps the connection. `kick`
-    /// and `call` are eventfds, one for each queue: the first is what the guest's doorbell signals,
-    /// the second what interrupts it. Blocks for at most `patience`, and `reply_limit` for each of
+    /// and `call` are eventfds, one for each queue: the guest's doorbell signals the first, and the
+    /// second interrupts the guest. Blocks for at most `patience`, and `reply_limit` for each of
     /// about a dozen requests.
     ///
     /// # Errors
-    /// Nobody listens, or the back end lacks something; see [`ImportError`].
+    /// No process listens, or the back end lacks something; see [`ImportError`].
     ///
     /// # Panics
     /// If the number of descriptors is not that of the queues, or the numbers of `config` are
@@ -165,7 +165,7 @@ impl Import {
         Self::with_link(outline, shared, memory, own, move || link.run())
     }
 
-    /// With a thread that talks to the back end.
+    /// Starts the thread that talks to the back end.
     fn with_link(
         outline: Outline,
         shared: Arc<Shared>,

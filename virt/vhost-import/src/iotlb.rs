@@ -1,5 +1,5 @@
-//! One session's IOTLB, seen by the link thread: what the back end has been told and has not
-//! answered, and what it has asked.
+//! One session's IOTLB, seen by the link thread: messages that the back end has not answered, and
+//! its own requests.
 //!
 //! Messages are sent without waiting for the answers of those before, at most [`AWAITED`] at a
 //! time: the answer to an invalidation takes as long as the back end's requests in its range.
@@ -19,11 +19,11 @@ use crate::memory::user_addr;
 /// Messages without an answer from which on no further command is taken.
 const AWAITED: usize = 64;
 
-/// Why a session ends.
+/// Reason why a session ends.
 pub(crate) enum SessionError {
-    /// Another connection may do better.
+    /// The connection has failed; another one may succeed.
     Connection(String),
-    /// It may go on using what it was to forget: the device cannot go on.
+    /// The back end may go on using an entry that was invalidated: the device cannot go on.
     Unforgotten(String),
 }
 
@@ -45,7 +45,7 @@ enum Awaited {
     Update {
         miss: Option<u64>,
     },
-    /// With the hold that ends with its answer.
+    /// An invalidation, with the hold that ends with its answer.
     Invalidate {
         range: IotlbRange,
         hold: Option<u64>,
@@ -88,7 +88,7 @@ impl IotlbSession {
         self.awaited.len() < AWAITED
     }
 
-    /// Whether everything it was told has been answered.
+    /// Whether every message sent to it has been answered.
     pub fn is_settled(&self) -> bool {
         self.awaited.is_empty()
     }
@@ -98,12 +98,12 @@ impl IotlbSession {
         (self.misses.len() < MISSES).then(|| self.channel.socket())
     }
 
-    /// What is not answered could not be until now.
+    /// Restarts the time limit of answers: until now the back end could not answer.
     pub fn answers_begin(&mut self) {
         self.since = Instant::now();
     }
 
-    /// When the first answer is overdue.
+    /// Returns the time at which the first answer is overdue.
     pub fn deadline(&self, limit: Duration) -> Option<Instant> {
         (!self.is_settled()).then(|| self.since + limit)
     }
@@ -196,7 +196,7 @@ impl IotlbSession {
         Ok(has_released)
     }
 
-    /// Takes what the back end asks, a bounded amount; whether the owner is asked.
+    /// Takes requests of the back end, a bounded number. Returns whether the owner is asked.
     pub fn take_requests(&mut self, exchange: &Exchange) -> Result<bool, SessionError> {
         let mut has_asked = false;
         while self.requests().is_some()
@@ -214,7 +214,7 @@ impl IotlbSession {
                     has_asked = true;
                     None
                 }
-                // It tells of an access that it has not made.
+                // It reports an access that it has not made.
                 BackendRequest::Iotlb(_) => Some(true),
                 // Not negotiated.
                 BackendRequest::ConfigChange => Some(false),
@@ -237,7 +237,7 @@ impl IotlbSession {
         self.answer()
     }
 
-    /// Answers what can be answered in order.
+    /// Answers requests in order, as far as their answers are known.
     fn answer(&mut self) -> Result<(), SessionError> {
         while let Some(outcome) = self.misses.front().and_then(|miss| miss.outcome) {
             let miss = self.misses.pop_front().expect("it was looked at");
@@ -248,7 +248,7 @@ impl IotlbSession {
         Ok(())
     }
 
-    /// It ends, and so do the holds of what has not been answered: its entries are gone with it.
+    /// Ends the session, and with it the holds of unanswered invalidations: its entries are gone.
     pub fn end(self, exchange: &Exchange) {
         for awaited in self.awaited {
             if let Awaited::Invalidate {

@@ -10,12 +10,12 @@
 //! ```
 //! The data path does not come here at all: neither the VMM's threads nor its sidecore see a
 //! request. Here is the control path. Reading order: [`Import`] (the owner's handle, never blocks),
-//! [`Class`] (what differs between disks and networks), `link` (the thread that talks, and connects
-//! again), `active` (rings, started and stopped), `handshake` (what a back end must offer),
-//! `memory` (what is shared, ring addresses). Requests and their order are
+//! [`Class`] (differences between disks and networks), `link` (the thread that talks to the back
+//! end, and reconnects), `active` (rings, started and stopped), `handshake` (features that a back
+//! end must offer), `memory` (shared regions, ring addresses). Requests and their order are
 //! [`vhost_user::frontend`]'s.
 //!
-//! **Behind an IOMMU** the back end sees IOVAs, and asks for what it has no translation of:
+//! **Behind an IOMMU** the back end sees IOVAs, and asks for the translations that it lacks:
 //! ```text
 //! back end ─ MISS ─▶ link thread ─ question ─▶ owner: the guest's tables ─ entry, or a refusal ─▶ link thread ─ UPDATE ─▶ back end
 //! guest's unmap ─▶ owner: Import::invalidated, held ─ invalidation ─▶ link thread ─ INVALIDATE ─▶ back end ─ answer ─▶ released
@@ -31,20 +31,21 @@
 //!
 //! **A back end that dies** is connected to again, every 5 ms at first and every 200 ms at last,
 //! for ever; the guest sees its requests take longer. Its rings are started where their used index
-//! stands. What was in flight is in the region of INFLIGHT_SHMFD, which is kept here and given to
-//! the successor. A back end without one may lose requests: it is believed only if nothing was in
-//! flight or everything completes in order (VIRTIO_F_IN_ORDER); otherwise the device needs a reset,
-//! and the log says why.
+//! stands. Requests in flight are recorded in the region of INFLIGHT_SHMFD, which is kept here and
+//! given to the successor. A back end without one may lose requests: it is used again only if
+//! nothing was in flight or everything completes in order (VIRTIO_F_IN_ORDER); otherwise the device
+//! needs a reset, and the log has the reason.
 //!
 //! **The back end is not trusted** with our time: every reply is bounded in size, and all but one
 //! have a limit ([`ImportConfig`]). A stop has none: the back end answers it when its last request
 //! has ended, and may write guest memory until then. It ends with the answer, the connection, or
-//! when the owner gives up, as a machine that ends does. What no limit reaches (descriptors of its
-//! own that are slow to close) holds the link thread, hence its own disk, and nobody else. It is
-//! trusted with guest memory, as vhost-user is built: it maps all of it.
+//! when the owner gives up, as a machine that ends does. An operation that no limit covers (the
+//! close of a descriptor of the back end that is slow to close) blocks the link thread, hence its
+//! own device, and no other thread. The back end is trusted with guest memory, as vhost-user is
+//! built: it maps all of it.
 //!
 //! **Several pairs** of a network device bring a control queue, which the owner serves
-//! ([`vio::Remote`]); the back end is told of its result alone: rings of pairs that the driver does
+//! ([`vio::Remote`]). The back end receives its result alone: rings of pairs that the driver does
 //! not use are disabled.
 //!
 //! **Left out:** packed rings (where a ring stands after a crash cannot be read from guest memory),

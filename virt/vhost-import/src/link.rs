@@ -4,9 +4,9 @@
 //! descriptor is signalled, or it is time to try to connect. Orders are done in turn, one at a
 //! time; each ends within the limits of its requests.
 //!
-//! Where rings stand, `Positions`: *fresh* (0) at the driver's start; *known* after a stop that was
-//! answered; in every other case (the connection broke while they were served) what the used ring
-//! says.
+//! Positions of rings, `Positions`: *fresh* (0) at the driver's start; *known* after a stop that
+//! was answered; in every other case (the connection broke while they were served) the index of the
+//! used ring.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -39,7 +39,7 @@ pub(crate) struct Link {
     shared: Arc<Shared>,
     memory: Memory,
     fds: RingFds,
-    /// What the guest was told at the start.
+    /// Offer of the first connection, which the guest has seen.
     offer: Offer,
     connection: Option<Connection>,
     connected_at: Instant,
@@ -58,7 +58,7 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    /// With the first connection, and what was offered over it.
+    /// Makes the link of the first connection, and the offer received over it.
     pub fn new(
         config: ImportConfig,
         shared: Arc<Shared>,
@@ -95,7 +95,7 @@ impl Link {
         }
     }
 
-    /// Until it is told to end.
+    /// Carries orders out and keeps the connection until [`Shared::end`].
     pub fn run(mut self) {
         while !self.shared.is_over() {
             self.look_for_cut_off();
@@ -195,7 +195,7 @@ impl Link {
         self.start_at(Some(&indices));
     }
 
-    /// The owner has said where the rings stand.
+    /// Starts the rings at the positions that the owner has read.
     fn start_at_last(&mut self, indices: Option<&[Indices]>) {
         if self.are_rings_wanted() && self.settle() {
             self.start_at(indices);
@@ -272,7 +272,8 @@ impl Link {
         }
     }
 
-    /// Carries out what the owner has said about the back end's IOTLB, as far as it keeps up.
+    /// Carries out the owner's commands about the back end's IOTLB, as far as the back end keeps
+    /// up.
     fn obey_commands(&mut self) {
         while let Some(iotlb) = &mut self.iotlb
             && iotlb.has_room()
@@ -296,7 +297,7 @@ impl Link {
         }
     }
 
-    /// Takes what has come from the back end, of both sockets.
+    /// Takes messages of the back end, of both sockets.
     fn take_input(&mut self) {
         let (Some(connection), Some(iotlb)) = (&mut self.connection, &mut self.iotlb) else {
             return;
@@ -312,7 +313,7 @@ impl Link {
         }
     }
 
-    /// Takes what the back end asks.
+    /// Takes requests of the back end.
     fn take_requests(&mut self) {
         let Some(iotlb) = &mut self.iotlb else {
             return;
@@ -501,7 +502,7 @@ impl Link {
     }
 }
 
-/// The time until then, as the system takes it; none that it cannot express.
+/// Returns the time until then, as the system takes it; `None` if it cannot express that.
 fn until(deadline: Instant) -> Option<Timespec> {
     Timespec::try_from(deadline.saturating_duration_since(Instant::now())).ok()
 }

@@ -1,10 +1,10 @@
-//! Guest RAM as it is told to the back end.
+//! Guest RAM as it is described to the back end.
 //!
 //! A region's *user address* is a name that both sides of a socket agree upon, for ring addresses;
-//! ours says nothing about where this process has mapped anything. Behind an IOMMU rings are where
-//! the driver says, at IOVAs, and user addresses are where these go. The kernel's vhost takes the
-//! addresses of this process for it, which are the binding's to know
-//! ([`KernelBackEnd`](crate::KernelBackEnd)).
+//! ours do not reveal where this process has mapped anything. Behind an IOMMU rings are at IOVAs,
+//! as the driver has set them, and IOVAs translate to user addresses. The kernel's vhost needs the
+//! addresses of this process instead; the binding ([`KernelBackEnd`](crate::KernelBackEnd)) knows
+//! them.
 
 use std::io;
 use std::ops::RangeInclusive;
@@ -38,7 +38,7 @@ pub(crate) struct RingPlace {
     pub used: u64,
 }
 
-/// Where a split ring stands.
+/// Position of a split ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Indices {
     pub avail: u16,
@@ -68,7 +68,7 @@ impl RingPlace {
         })
     }
 
-    /// Its parts at IOVAs: address, length, what the device does there.
+    /// Returns its parts at IOVAs: address, length, and the device's access.
     pub fn areas(&self) -> [(u64, u64, IotlbAccess); 3] {
         let (desc, avail, used) = lengths(self.size);
         [
@@ -78,12 +78,12 @@ impl RingPlace {
         ]
     }
 
-    /// Where the available ring's `idx` is.
+    /// Returns the address of the available ring's `idx`.
     pub const fn avail_idx(&self) -> u64 {
         self.avail + 2
     }
 
-    /// Where the used ring's `idx` is.
+    /// Returns the address of the used ring's `idx`.
     pub const fn used_idx(&self) -> u64 {
         self.used + 2
     }
@@ -145,7 +145,7 @@ impl Memory {
         })
     }
 
-    /// Where rings at guest-physical addresses stand.
+    /// Returns the positions of rings at guest-physical addresses.
     pub fn indices(&self, rings: &[RingPlace]) -> Vec<Indices> {
         let indices = |ring: &RingPlace| Indices {
             avail: self.word(Gpa::new(ring.avail_idx())),

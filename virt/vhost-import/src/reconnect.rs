@@ -1,4 +1,4 @@
-//! When the link thread connects again, and what of it is logged.
+//! Times at which the link thread connects again, and the log lines about it.
 
 use std::time::{Duration, Instant};
 
@@ -9,15 +9,15 @@ const RETRY_LAST: Duration = Duration::from_millis(200);
 const LINES: u32 = 20;
 const LINE_EVERY: Duration = Duration::from_secs(1);
 
-/// When to connect again.
+/// Schedule of the attempts to connect again.
 #[derive(Debug)]
 pub(crate) struct Reconnect {
     pub at: Instant,
     delay: Duration,
-    /// The last reason that was looked at for the log.
+    /// The last reason that was checked for the log.
     reason: String,
-    /// When all of [`LINES`] may be logged at once again: a back end that fails for ever, each time
-    /// otherwise, fills no log.
+    /// Time at which all of [`LINES`] may be logged at once again: a back end that fails for ever,
+    /// each time for another reason, fills no log.
     whole_at: Instant,
 }
 
@@ -80,7 +80,7 @@ mod tests {
             said += u32::from(reconnect.admits(now));
         }
         assert!((100..=LINES + 101).contains(&said), "{said}");
-        // After a rest each is said again, once.
+        // After a quiet time each is logged again, once.
         let now = start + Duration::from_secs(1000);
         reconnect.at_once();
         assert!(reconnect.is_news("gone", now));

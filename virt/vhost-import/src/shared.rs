@@ -1,8 +1,8 @@
-//! What the owner and the link thread have in common: orders one way, news the other.
+//! State shared by the owner and the link thread: orders to the thread, events to the owner.
 //!
-//! Orders are numbered, done in turn, and their completion is one number. The lock is held for a
+//! Orders are numbered and done in turn; their completion is one number. The lock is held for a
 //! push or a pop. Each side has a descriptor that wakes it. Orders are rare (a few for each start
-//! of a driver), so nothing here is built for speed but [`Shared::has_news`], which the owner asks
+//! of a driver), so nothing here is built for speed but [`Shared::has_news`], which the owner reads
 //! in every sweep.
 
 use std::collections::VecDeque;
@@ -17,17 +17,17 @@ use crate::exchange::Exchange;
 use crate::handshake::ring;
 use crate::memory::RingPlace;
 
-/// What the driver has started.
+/// Device as the driver has started it.
 #[derive(Clone, Debug)]
 pub(crate) struct Activation {
-    /// Which start of the driver's this is, from 1.
+    /// Number of this start by the driver, from 1.
     pub generation: u64,
     /// Features the driver accepted.
     pub features: u64,
     pub rings: Vec<RingPlace>,
 }
 
-/// What the owner wants of the link thread.
+/// Order of the owner to the link thread.
 #[derive(Debug)]
 pub(crate) enum Order {
     /// Serve these rings, which are fresh.
@@ -65,9 +65,9 @@ pub(crate) struct Shared {
     has_news: AtomicBool,
     /// Wakes the owner.
     news: OwnedFd,
-    /// `has_news` and `news` change together under it: news that set the one before and the other
-    /// after they were taken would leave a descriptor that nobody empties, and an owner that cannot
-    /// sleep. The owner only tries it.
+    /// The flag and the descriptor of the events change together under this lock. If an event set
+    /// the flag before the owner took both, and the descriptor after, the descriptor would stay
+    /// readable without an event, and the owner could not sleep. The owner only tries the lock.
     telling: Mutex<()>,
     /// Wakes the thread between requests.
     ordered: OwnedFd,
@@ -109,13 +109,13 @@ impl Shared {
         number
     }
 
-    /// Whether that order has been done. What the thread did for it has happened (release and
+    /// Whether that order has been done. If so, the thread's stores for it are visible (release and
     /// acquire).
     pub fn is_done(&self, number: u64) -> bool {
         self.done.load(Ordering::Acquire) >= number
     }
 
-    /// Nobody waits for that order and those before it any more.
+    /// Abandons that order and those before it: the owner waits for them no longer.
     pub fn abandon(&self, number: u64) {
         // SeqCst: the thread that is woken by `cancel` sees the number.
         self.abandoned.store(number, Ordering::SeqCst);
@@ -142,8 +142,8 @@ impl Shared {
 
     /// Whether the network has gone.
     pub fn is_link_down(&self) -> bool {
-        // Relaxed: nothing else is read by it, and the news that it has changed orders it (SeqCst,
-        // in `tell`).
+        // Relaxed: it publishes no other data. The store precedes that to `has_news` (SeqCst, in
+        // `tell`), which the owner reads before it.
         self.is_link_down.load(Ordering::Relaxed)
     }
 
@@ -151,7 +151,7 @@ impl Shared {
         self.has_news.load(Ordering::Acquire)
     }
 
-    /// From now on there is none. If some is just being told, there is still some.
+    /// Clears the events. If the thread is just reporting one, they stay set.
     pub fn take_news(&self) {
         let _telling = match self.telling.try_lock() {
             Ok(telling) => telling,
@@ -171,7 +171,7 @@ impl Shared {
         &self.news
     }
 
-    /// The thread is to return.
+    /// Makes the thread return.
     pub fn end(&self) {
         self.is_over.store(true, Ordering::SeqCst);
         ring(&self.cancel);
@@ -228,7 +228,7 @@ impl Shared {
         &self.ordered
     }
 
-    /// Takes a cancellation back: it was for what has ended since.
+    /// Clears a cancellation, which was for a request that has ended since.
     pub fn uncancel(&self) {
         drain_eventfd(self.cancel.as_fd());
         if self.is_over() {

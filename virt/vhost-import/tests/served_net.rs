@@ -29,7 +29,7 @@ const HEADER: usize = 12;
 const LEN: usize = 100;
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// What is sent by a pair comes back by it.
+/// Port that returns a pair's frames by the same pair.
 #[derive(Default)]
 struct Echo([VecDeque<Vec<u8>>; PAIRS as usize]);
 

@@ -1,16 +1,16 @@
-//! The session of a back end: which messages make sense when, with which values.
+//! The session of a back end: the messages that are valid in each state, and their values.
 //!
-//! [`Session::handle`] takes a message and gives a [`Step`]: a reply, or nothing, or an [`Event`]
-//! for the daemon. An event is not yet true: the daemon does what it says (maps memory, starts a
-//! ring) and tells the outcome to [`Session::finish`], which gives the reply. Only then the
-//! session's own state changes, so what the daemon refuses has never happened. While an event
-//! waits, no further message is taken: the protocol is strictly ordered, and draining a ring may
-//! take long.
+//! [`Session::handle`] takes a message and returns a [`Step`]: a reply, or nothing, or an [`Event`]
+//! for the daemon. An event has not taken effect yet: the daemon carries it out (maps memory,
+//! starts a ring) and passes the outcome to [`Session::finish`], which returns the reply. Only then
+//! the session's own state changes, so an event that the daemon refuses leaves no trace. While an
+//! event is pending, no further message is taken: the protocol is strictly ordered, and draining a
+//! ring may take long.
 //!
-//! **Refusals.** With REPLY_ACK and need_reply they are told, and the session goes on; so it does
-//! where the reply itself can say no (GET_CONFIG, GET_INFLIGHT_FD, IOTLB_MSG). A refusal that
-//! cannot be told is
-//! [`Fatal`]: a front end that believes in a ring we do not serve has a disk that hangs.
+//! **Refusals.** With REPLY_ACK and need_reply a refusal is sent to the front end, and the session
+//! goes on; so it does where the reply itself can express an error (GET_CONFIG, GET_INFLIGHT_FD,
+//! IOTLB_MSG). A refusal that cannot be sent is [`Fatal`]: if a front end took a ring as served
+//! that is not, its disk would hang.
 //!
 //! **Rings.** A ring starts at SET_VRING_KICK (a kick descriptor counts as a kick: work may be
 //! queued) and stops at GET_VRING_BASE. It is *enabled* by SET_VRING_ENABLE, or always where bit 30

@@ -4,11 +4,11 @@
 //! ```text
 //! Connection::open ─▶ negotiate ─▶ config ─▶ share_memory ─▶ set_features ─▶ give_inflight ─▶ start_rings … stop_ring
 //! ```
-//! A [`Connection`] is one socket, from its opening to its end. What outlives it (the memory, the
-//! rings' places and descriptors, the [`InflightRegion`]) is its user's, who says it all again over
-//! the next one. Replies are read by [`Reply::decode`].
+//! A [`Connection`] is one socket, from its opening to its end. State that outlives it (the memory,
+//! the rings' places and descriptors, the [`InflightRegion`]) is kept by its user and sent again
+//! over the next one. Replies are read by [`Reply::decode`].
 //!
-//! What the back end asks of us, as a miss of its IOTLB, comes over a socket of its own, the
+//! Requests of the back end, as a miss of its IOTLB, come over a socket of their own, the
 //! [`BackEndChannel`].
 //!
 //! A back end in a thread, and a front end that asks it for its configuration space:
@@ -23,10 +23,18 @@
 //! let (near, far) = UnixStream::pair()?;
 //! let back_end = thread::spawn(move || {
 //!     let (features, protocol) = (1 << 32, SUPPORTED); // VIRTIO_F_VERSION_1
-//!     let device = Config { features, protocol, queues: 2, rings_per_queue: 1, max_ring_size: 256, max_regions: 8 };
+//!     let device = Config {
+//!         features,
+//!         protocol,
+//!         queues: 2,
+//!         rings_per_queue: 1,
+//!         max_ring_size: 256,
+//!         max_regions: 8,
+//!     };
 //!     let mut session = Session::new(device).expect("numbers in their ranges");
 //!     let (mut receiver, mut sender) = (Receiver::default(), Sender::default());
-//!     // Until the front end closes its end. This socket blocks, so a message is always there; a daemon would poll.
+//!     // Until the front end closes its end. This socket blocks, so a message is always there; a
+//!     // daemon would poll.
 //!     while let Ok(message) = receiver.receive(&far) {
 //!         let Some(message) = message else { continue };
 //!         let reply = match session.handle(message).expect("the front end is in order") {

@@ -11,7 +11,8 @@
 //! take            begin(head)                    begin(descriptors) ─▶ Slot
 //! return, n times complete(head)                 complete(slot)
 //!                                                advance()
-//! publish         the caller stores used.idx     the caller writes used descriptors, first one's flags last
+//! publish         the caller stores used.idx     the caller writes used descriptors, the first
+//!                                                one's flags last
 //! forget          commit()                       commit()
 //! after a crash   recover(used.idx) ─▶ heads     recover(the ring's flags) ─▶ descriptor chains
 //! ```
@@ -26,7 +27,7 @@
 //! it; `advance`, whose store must also come before the caller's next plain ones, ends in a
 //! compiler fence.
 //!
-//! **Who calls.** The ring's owner, one thread. Cost per request: five stores (split) or twelve
+//! **Caller.** The ring's owner, one thread. Cost per request: five stores (split) or twelve
 //! (packed, and four per further descriptor), per batch one or three, no load of shared memory, no
 //! allocation. The successor signals the guest unconditionally after `recover` and looks at the
 //! ring as if it had been kicked: its predecessor may have died between publishing and signalling.
@@ -87,8 +88,8 @@ pub use recover_packed::{PackedRecovery, PackedRequest, PackedRing, was_in_use};
 pub use region::{MemRegion, Region};
 pub use split::{Split, SplitRecovery};
 
-/// Where a head is between being taken and being returned; private, since the region's own word for
-/// it can be rewritten by the front end.
+/// State of a head between being taken and being returned; private, since the front end can rewrite
+/// the region's own word for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     /// Not taken, or forgotten again.

@@ -1,5 +1,5 @@
-//! The vhost-user protocol without its rings: what travels between a VMM (the *front end*) and a
-//! process that serves its virtqueues (the *back end*), and what a back end may make of it.
+//! The vhost-user protocol without its rings: the messages between a VMM (the *front end*) and a
+//! process that serves its virtqueues (the *back end*), and the state of each side.
 //!
 //! Follows QEMU's `docs/interop/vhost-user.rst` ("vhost-user protocol"), whose words are used here;
 //! its numbers are in the machine's byte order.
@@ -14,14 +14,14 @@
 //! a socket whose user waits for replies, and the order of requests); apart from them, [`inflight`]
 //! (what a back end keeps for its successor, in case it is killed).
 //!
-//! **Who calls.** One thread per connection at a time, which may be a sidecore: but for a front
-//! end's requests nothing blocks, nothing locks, and one call does a bounded amount of work. The
+//! **Caller.** One thread per connection at a time, which may be a sidecore: but for a front end's
+//! requests nothing blocks, nothing locks, and one call does a bounded amount of work. The
 //! session does no I/O at all, so a sequence of messages always gives the same replies and events.
 //!
 //! **The peer is not trusted.** Sizes are bounded before memory is taken, descriptors are owned
-//! from the moment they arrive and closed with whatever refuses them, each value is checked once,
-//! and every error is a typed value that names the request and the field. A request refused is told
-//! to the front end where the protocol has a way to; where it has none, the session ends.
+//! from the moment they arrive and closed with the message that is refused, each value is checked
+//! once, and every error is a typed value that names the request and the field. A refusal is
+//! reported to the front end where the protocol has a way to; where it has none, the session ends.
 //!
 //! **Left out:** rings and memory (mapping, translation), devices, dirty logging, post-copy
 //! migration, the device's status, RARP, MTU, in-band notifications, crypto, GPU and cross-endian

@@ -1,10 +1,10 @@
-//! What the bytes mean: identifiers, layouts, and the two families of requests as typed values.
+//! Wire format: identifiers, layouts, and the two families of requests as typed values.
 //!
 //! A [`Message`] is bytes with descriptors, as the channel carries them; [`Request`] is one from
 //! the front end with its payload decoded, [`BackendRequest`] one from the back end. Decoding takes
-//! the message, so that descriptors are either in the request or closed. It checks what the message
-//! alone can tell (sizes, number of descriptors, reserved bits); what depends on the session is
-//! `backend`'s.
+//! the message, so that descriptors are either in the request or closed. It checks what depends on
+//! the message alone (sizes, number of descriptors, reserved bits); `backend` checks what depends
+//! on the session.
 
 mod backend_request;
 mod decode;

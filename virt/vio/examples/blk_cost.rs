@@ -1,4 +1,4 @@
-//! What a block device costs per request: `cargo run --release -p vio --example blk_cost`.
+//! Cost of a block device per request: `cargo run --release -p vio --example blk_cost`.
 //!
 //! 4 KiB reads of a null and of a RAM disk, batches of 1 and 32, split and packed: one
 //! [`Blk::visit`] per batch. Same arrangement as `ring_cost`, and the same warning: all on one
@@ -14,7 +14,7 @@ use guest_mem::PhysMem;
 use vio::blk::{Blk, BlkConfig, BlockIo, MemDisk, NullDisk};
 use vio::{Interrupt, QueueDevice, Visit};
 
-/// Nobody to interrupt.
+/// Interrupt sink that discards all interrupts.
 struct Quiet;
 
 impl Interrupt for Quiet {

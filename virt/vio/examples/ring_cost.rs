@@ -1,4 +1,4 @@
-//! What a ring costs the device per request:
+//! Cost of a ring to the device per request:
 //! `cargo run --release -p vio --example ring_cost [NAME]`.
 //!
 //! Cases `layout/shape/batch`: has_available, peek, advance and stage of each of `batch` chains,

@@ -1,15 +1,14 @@
 //! The body of every virtio device: queues that come and go, visits, waits, publishing.
 //!
-//! A [`Device`] is its class ([`DeviceClass`]) and this. The calls of its owner are drawn in
-//! `device.rs`, those of a visit into the class in `class.rs`. Here is, once: which queues there
-//! are, and which comes first; what parks a queue, and what ends that; looking ahead of a chain
-//! that waits; the budget; publishing and its interrupt; arming; counters; the common part of the
-//! saved state.
+//! A [`Device`] is its class ([`DeviceClass`]) and this. `device.rs` has a diagram of its owner's
+//! calls, `class.rs` of the calls of a visit into the class. Here is, once for all classes: the set
+//! of queues and their order; parking of a queue and its end; lookahead behind a chain that waits;
+//! the budget; publishing and its interrupt; arming; counters; the common part of the saved state.
 //!
-//! `life` has the state from activation to reset, which is drawn there: the [service](Service) and
-//! what follows from it, a violation and notifying the driver of it. `visit` has the parts of a
-//! visit, `served` a queue. Nothing here allocates or is called through a table, for a request or a
-//! visit.
+//! `life` has the state from activation to reset, with a diagram: the [service](Service) and the
+//! permissions that follow from it, a violation and notifying the driver of it. `visit` has the
+//! parts of a visit, `served` a queue. Nothing here allocates or is called through a table, for a
+//! request or a visit.
 
 mod class;
 mod life;
@@ -45,13 +44,13 @@ struct Core<C: DeviceClass> {
     class: C,
     life: Life,
     queues: Vec<ServedQueue<C::Queue>>,
-    /// The position of the queue that the next visit serves first: the others may find nothing left
-    /// of the visit.
+    /// Position of the queue that the next visit serves first: the visit may be over before the
+    /// others.
     first: usize,
-    /// That of [`DeviceClass::FIRST`], with which a visit begins unless the one before left
+    /// Position of [`DeviceClass::FIRST`], with which a visit begins unless the one before left
     /// something.
     home: usize,
-    /// The clock at the last visit.
+    /// Time of the last visit, in nanoseconds.
     now_ns: u64,
     /// Scratch of looking ahead.
     chain: Chain,
@@ -82,7 +81,7 @@ impl<C: DeviceClass> Core<C> {
 
 /// Methods for owners that serve its rings one by one, for another process.
 impl<C: DeviceClass> Device<C> {
-    /// A device of this class.
+    /// Makes a device of this class.
     pub fn of(class: C) -> Self {
         let core = Core {
             class,
@@ -98,17 +97,17 @@ impl<C: DeviceClass> Device<C> {
         Self { core, stats }
     }
 
-    /// Lends the class.
+    /// Returns the class.
     pub fn class(&self) -> &C {
         &self.core.class
     }
 
-    /// Lends the class, for what its owner asks of it and no driver does.
+    /// Returns the class, for requests that its owner makes and no driver does.
     pub fn class_mut(&mut self) -> &mut C {
         &mut self.core.class
     }
 
-    /// The class alone, of a device that has not begun.
+    /// Returns the class alone, of a device that has not begun.
     ///
     /// # Panics
     /// If there is a driver, whose rings would be lost.
@@ -122,15 +121,15 @@ impl<C: DeviceClass> Device<C> {
         self.core.life.is_live()
     }
 
-    /// The configuration space has changed: the driver, if there is one, is notified by the next
-    /// visit.
+    /// Notes a change of the configuration space: the next visit notifies the driver, if there is
+    /// one.
     pub fn config_changed(&mut self) {
         self.core.life.config_changed();
     }
 
     /// Begins an activation: the driver has accepted `features`; `keep` keeps guest memory mapped
-    /// for as long as asynchronous I/O may use it. There is no queue yet. Of a former one nothing
-    /// is left.
+    /// for as long as asynchronous I/O may use it. There is no queue yet, and nothing is left of a
+    /// former activation.
     ///
     /// # Errors
     /// Features that are not offered, or VERSION_1 missing; requests in flight. Nothing has begun.
@@ -176,20 +175,20 @@ impl<C: DeviceClass> Device<C> {
         }
     }
 
-    /// The device needs a reset, for a reason that its owner has found. The next visit notifies the
-    /// driver.
+    /// Makes the device need a reset, for a reason that its owner has found. The next visit
+    /// notifies the driver.
     pub fn fail(&mut self, violation: Violation) {
         self.core.life.fail(violation);
     }
 
-    /// Stops queue `index`: no more chains are taken, and once all that were are shown, the queue
-    /// is gone and where it stood is answered. `None`: visit the device, and ask again, for as long
-    /// as its requests take.
+    /// Stops queue `index`: no more chains are taken. Once all chains taken are published, the
+    /// queue is removed and its position returned. `None`: visit the device, and call again, for as
+    /// long as its requests take.
     ///
-    /// Ended requests are shown also by a device that needs a reset. Where nothing can be shown any
-    /// more (the ring's addresses fault, it broke the protocol, or everything was
-    /// [cancelled](QueueDevice::cancel) for good), the queue is gone once its requests no longer
-    /// touch memory, and the answer counts those that were not shown.
+    /// Ended requests are published also by a device that needs a reset. Where nothing can be
+    /// published any more (the ring's addresses fault, it broke the protocol, or everything was
+    /// [cancelled](QueueDevice::cancel) for good), the queue is removed once its requests no longer
+    /// touch memory, and the answer counts those that were not published.
     pub fn stop_queue<D: Dma>(
         &mut self,
         index: u16,
@@ -216,8 +215,8 @@ impl<C: DeviceClass> Device<C> {
         })
     }
 
-    /// Guest memory is kept mapped by `keep` from now on, which holds what was mapped before as far
-    /// as it is still the guest's.
+    /// Replaces the handle that keeps guest memory mapped by `keep`, which covers the memory mapped
+    /// before as far as it is still the guest's.
     ///
     /// # Panics
     /// Perhaps, if a request is in flight.
@@ -233,8 +232,8 @@ impl<C: DeviceClass> Device<C> {
         self.core.class.rebind();
     }
 
-    /// Takes chains while `visit` lasts, shows what has ended, as far as the
-    /// [service](QueueDevice::set_service) goes. `Busy` also if the visit ended before the chains
+    /// Takes chains while `visit` lasts and publishes requests that have ended, as far as the
+    /// [service](QueueDevice::set_service) allows. `Busy` also if the visit ended before the chains
     /// did.
     pub fn visit<D: Dma>(
         &mut self,
@@ -245,8 +244,8 @@ impl<C: DeviceClass> Device<C> {
         self.visit_beside(dma, irq, visit, None)
     }
 
-    /// As [`visit`](Self::visit), on a core with others: the visit ends early if `others` wait,
-    /// which it asks every few requests or frames.
+    /// As [`visit`](Self::visit), on a core with other devices: the visit ends early if `others`
+    /// returns true, which it asks every few requests or frames.
     pub fn visit_beside<D: Dma>(
         &mut self,
         dma: &mut D,
@@ -262,7 +261,7 @@ impl<C: DeviceClass> Device<C> {
         core.visit(&mut cx)
     }
 
-    /// Does what a network device's front end asks for; false if it cannot.
+    /// Carries out a request of a network device's front end. Returns false if it cannot.
     pub fn network_request(&mut self, request: NetworkRequest) -> bool {
         self.core.class.network_request(request)
     }
@@ -286,7 +285,7 @@ impl<C: DeviceClass> Device<C> {
         })
     }
 
-    /// The ring of queue `index`, if it is being served here.
+    /// Returns the ring of queue `index`, if it is being served here.
     pub fn ring(&mut self, index: u16) -> Option<&mut Ring> {
         let at = self.core.position(index)?;
         Some(&mut self.core.queues[at].ring)
@@ -309,15 +308,15 @@ impl<C: DeviceClass> Device<C> {
         }
     }
 
-    /// Whether the last visit has left something that it would have taken, or what it did has made
-    /// some: as [`has_work`](QueueDevice::has_work), for an owner that watches the
+    /// Whether the last visit has left, or itself produced, work for another one: as
+    /// [`has_work`](QueueDevice::has_work), for an owner that watches the
     /// [due rings](Self::for_each_due_ring) from then on. Chains that have come to those since the
-    /// visit looked are not counted, and their words not loaded.
+    /// visit read them are not counted, and their words not loaded.
     pub fn has_left<D: Dma>(&mut self, dma: &mut D) -> bool {
         self.core.has_work(dma, true)
     }
 
-    /// Whether there may be work that no ring tells of: see [`DeviceClass::has_own_events`].
+    /// Whether there may be work that no ring shows: see [`DeviceClass::has_own_events`].
     pub fn has_own_events(&self) -> bool {
         self.core.class.has_own_events()
     }
@@ -333,10 +332,10 @@ impl<C: DeviceClass> Device<C> {
         self.core.class.path()
     }
 
-    /// Saves what another instance needs to go on from here; `None` unless the
+    /// Saves the state that another instance needs to go on from here. `None` unless the
     /// [service](QueueDevice::set_service) is [`Stopped`](Service::Stopped) (or there is no queue),
-    /// nothing is in flight, and every ended request has been shown (otherwise serve on, visit, and
-    /// try again).
+    /// nothing is in flight, and every ended request has been published (otherwise serve on, visit,
+    /// and try again).
     pub fn save(&self) -> Option<SavedDevice<C::Saved>> {
         let Core {
             class,

@@ -42,15 +42,15 @@ pub enum Activity {
     Idle,
 }
 
-/// How much of its work a visit to a device does.
+/// Extent to which a visit serves a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Service {
-    /// It takes what the driver makes available, and shows what has ended.
+    /// It takes what the driver makes available, and publishes what has ended.
     #[default]
     Full,
-    /// It takes nothing. What was taken is finished and shown.
+    /// It takes nothing. What was taken is finished and published.
     Finishing,
-    /// It touches no ring and no buffer, save by what is in flight. What ends is shown once the
+    /// It touches no ring and no buffer, save by what is in flight. What ends is published once the
     /// service is another one.
     Stopped,
 }
@@ -64,18 +64,19 @@ pub enum NetworkRequest {
     Announce([u8; 6]),
 }
 
-/// On whose behalf requests in flight are cancelled.
+/// Reason why requests in flight are cancelled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CancelReason {
     /// An unmap has waited for the drain limit. Only requests whose leases are
     /// [stale](guest_mem::Dma::is_stale) are cancelled, in the next visit. What cannot be cancelled
     /// stays in flight, with its leases, and makes [`needs_reset`](QueueDevice::needs_reset) true.
     Unmap,
-    /// A reset has: nobody will hear how the requests ended. Slow storage is no fault of the
-    /// driver, and a reset is not over before the last request: whoever could do nothing but break
-    /// the device does nothing, and the reset goes on waiting.
+    /// A reset has waited for the drain limit: the driver is not notified how the requests ended.
+    /// Slow storage is no fault of the driver, and a reset is not over before the last request. So
+    /// a device that could only break itself does nothing, and the reset goes on waiting.
     Reset,
-    /// The machine has ended, or the front end has gone: nobody will start the device again either.
+    /// The machine has ended, or the front end has gone: no driver will start the device again
+    /// either.
     End,
 }
 
@@ -100,17 +101,17 @@ pub enum Revoked {
 /// A queue that has stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StoppedQueue {
-    /// Where its ring stood.
+    /// Position of its ring.
     pub position: RingPosition,
-    /// Requests that have ended and that the driver will not hear of, because its ring cannot be
+    /// Requests that have ended and are not published to the driver, because its ring cannot be
     /// written.
     pub unshown: u16,
 }
 
-/// Where a device's interrupts go. Called at most twice per queue and poll: once for what an
-/// earlier poll could not publish, once for its own.
+/// Sink of a device's interrupts. Called at most twice per queue and poll: once for what an earlier
+/// poll could not publish, once for its own.
 pub trait Interrupt {
-    /// Used buffers of `queue`, which the driver wants to hear of.
+    /// Used buffers of `queue`, for which the driver wants an interrupt.
     fn queue(&mut self, queue: u16);
     /// Configuration change, which includes DEVICE_NEEDS_RESET.
     fn config(&mut self);
@@ -150,7 +151,7 @@ pub struct DeviceStats {
 }
 
 impl DeviceStats {
-    /// With what the device's rings have counted.
+    /// Adds the counters of the device's rings.
     pub(crate) fn with_rings(self, rings: &RingStats) -> Self {
         Self {
             publishes: rings.publishes,
@@ -163,7 +164,7 @@ impl DeviceStats {
 }
 
 /// A virtio device as a transport in its owner's process sees it, owned and visited by one thread.
-/// The module's head says who calls what, and when.
+/// The module's head describes the order of calls.
 pub trait QueueDevice {
     /// Device type number (virtio 1.2 §5): 1 network, 2 block, 4 entropy, 5 memory
     /// balloon.
@@ -181,14 +182,15 @@ pub trait QueueDevice {
     /// Writes device configuration space; writes to read-only fields are ignored.
     fn write_config(&mut self, _offset: u64, _data: &[u8]) {}
 
-    /// Changes whenever the device has changed its configuration space (§2.5.1), and then there is
-    /// a configuration interrupt. What the driver has written is no such change.
+    /// Returns the generation of the configuration space (§2.5.1). It changes whenever the device
+    /// has changed the space, and then there is a configuration interrupt. A write of the driver is
+    /// no such change.
     fn config_generation(&self) -> u8 {
         0
     }
 
     /// Begins at DRIVER_OK with these queues, each from its start. `keep` keeps guest memory mapped
-    /// for as long as asynchronous I/O may use it. Of a former activation nothing is left; after an
+    /// for as long as asynchronous I/O may use it. Nothing is left of a former activation; after an
     /// error nothing has begun.
     ///
     /// # Errors
@@ -201,15 +203,15 @@ pub trait QueueDevice {
         keep: KeepAlive,
     ) -> Result<(), ActivateError>;
 
-    /// Sets the part of their work that visits do; [`Service::Full`] after
+    /// Sets the extent to which visits serve the device; [`Service::Full`] after
     /// [`activate`](Self::activate).
     fn set_service(&mut self, service: Service);
 
-    /// Asks what `reason` concerns of what is in flight to end; how many requests
-    /// ([`CancelReason::Unmap`] finds them later, and answers 0). What has succeeded when it is
+    /// Cancels the requests in flight that `reason` concerns, and returns their number
+    /// ([`CancelReason::Unmap`] finds them later, and returns 0). What has succeeded when it is
     /// cancelled, or in spite of it, is a success. Visits collect the ends; but for
-    /// [`CancelReason::Unmap`] none is shown any more before a reset: what is cancelled has not
-    /// failed, and a successor may run it again. A pause cancels nothing.
+    /// [`CancelReason::Unmap`] none is published any more before a reset: a cancelled request has
+    /// not failed, and a successor may run it again. A pause cancels nothing.
     fn cancel(&mut self, reason: CancelReason) -> u32;
 
     /// Ends the activation: back to the state before [`activate`](Self::activate).
@@ -218,9 +220,10 @@ pub trait QueueDevice {
     /// If a request is in flight: it would write into freed guest memory.
     fn reset(&mut self);
 
-    /// Takes what the driver makes available and shows what has ended, as far as the
-    /// [service](Self::set_service) goes and for as long as a visit of an owner that counts no
-    /// costs lasts. `Busy` also if it ended before the chains did. `now_ns` is any monotonic clock.
+    /// Takes chains that the driver makes available and publishes requests that have ended, as far
+    /// as the [service](Self::set_service) allows, in a visit with the budget of an owner that
+    /// counts no costs. `Busy` also if it ended before the chains did. `now_ns` is any monotonic
+    /// clock.
     fn poll<D: Dma>(&mut self, dma: &mut D, irq: &mut impl Interrupt, now_ns: u64) -> Activity;
 
     /// The driver rang the doorbell of `queue`; a queue whose ring faulted tries again at once.
@@ -237,49 +240,48 @@ pub trait QueueDevice {
     /// frames.
     fn has_work<D: Dma>(&mut self, dma: &mut D) -> bool;
 
-    /// Visits go on: tells the driver not to ring, as far as that is free.
+    /// Visits go on: asks the driver not to ring, as far as that costs nothing.
     fn disarm<D: Dma>(&mut self, dma: &mut D);
 
     /// Level-readable descriptors that become readable, once armed, when there is work. Ask after
     /// every [`arm`](Self::arm): a source that cannot be served at the moment is left out.
     fn wake_fds(&self) -> Vec<RawFd>;
 
-    /// When a visit is due although nothing has arrived, in nanoseconds of the visits' clock:
-    /// queues that a rate limit holds back may go on then, and those whose ring faulted, or whose
-    /// storage could not begin for want of the host, try again
-    /// ([`RETRY_NS`](crate::ring::RETRY_NS)). `None` if the last visit left nothing behind because
-    /// of one of these.
+    /// Returns the time at which a visit is due although nothing has arrived, in nanoseconds of the
+    /// visits' clock. Queues that a rate limit holds back may go on then, and those whose ring
+    /// faulted, or whose storage could not begin because the host lacked something, try again
+    /// ([`RETRY_NS`](crate::ring::RETRY_NS)). `None` if the last visit left nothing behind for one
+    /// of these reasons.
     fn opens_at_ns(&self) -> Option<u64> {
         None
     }
 
-    /// Those of `pages` that it reaches without asking memory again, by a host address outside a
-    /// lease: they cannot be evicted now. As it stands: of its rings' windows those that are
-    /// current.
+    /// Returns those of `pages` that it accesses without asking memory again, by a host address
+    /// outside a lease: they cannot be evicted now. These are the pages of its rings' windows that
+    /// are current.
     fn in_use<D: Dma>(&mut self, dma: &D, pages: &Pages) -> u32;
 
-    /// Whether it keeps translations beyond a call, and so is to be told of revoked ones
-    /// ([`invalidated`](Self::invalidated)). Windows and leases are kept account of by the memory
-    /// itself.
+    /// Whether it keeps translations beyond a call, and so must be notified of revoked ones
+    /// ([`invalidated`](Self::invalidated)). The memory itself keeps account of windows and leases.
     fn hears_invalidations(&self) -> bool {
         false
     }
 
-    /// Mappings are revoked. Called between two visits, before the invalidation is complete;
-    /// whether it waits for this device, which then answers this name in
-    /// [`take_released`](Self::take_released).
+    /// Notifies the device of revoked mappings. Called between two visits, before the invalidation
+    /// is complete. Returns whether the invalidation waits for this device, which then returns
+    /// `hold` in [`take_released`](Self::take_released).
     fn invalidated(&mut self, what: Revoked, hold: u64) -> bool {
         let _ = (what, hold);
         false
     }
 
-    /// An invalidation has waited for this device for the owner's limit. It is released at once,
-    /// whatever that takes.
+    /// Releases an invalidation at once, whatever that takes: it has waited for this device for the
+    /// owner's limit.
     fn hold_overdue(&mut self, hold: u64) {
         let _ = hold;
     }
 
-    /// Takes the name of an invalidation that need not wait any longer. Asked after each visit,
+    /// Takes the `hold` of an invalidation that need not wait any longer. Called after each visit,
     /// until there is none.
     fn take_released(&mut self) -> Option<u64> {
         None
@@ -289,9 +291,9 @@ pub trait QueueDevice {
     /// none.
     fn in_flight(&self) -> u32;
 
-    /// Whether what is in flight may still touch guest memory. Once it may not, after
-    /// [`Service::Stopped`], Bus Master is off; a reset waits for the last request all the same,
-    /// since a write of before must not overtake one of after it.
+    /// Whether requests in flight may still touch guest memory. Once they may not, after
+    /// [`Service::Stopped`], Bus Master is off. A reset waits for the last request all the same,
+    /// since a write from before it must not be ordered after one from after it.
     fn touches_memory(&self) -> bool {
         self.in_flight() != 0
     }
@@ -303,7 +305,7 @@ pub trait QueueDevice {
     fn stats(&self) -> DeviceStats;
 }
 
-/// Reads `out.len()` bytes at `offset` of a configuration space; zero behind its end.
+/// Reads `out.len()` bytes at `offset` of a configuration space; bytes behind its end are zero.
 pub fn read_space(space: &[u8], offset: u64, out: &mut [u8]) {
     out.fill(0);
     let Ok(offset) = usize::try_from(offset) else {

@@ -8,9 +8,9 @@
 //!                                                 MSI-X ◀── Interrupt ──┘
 //! ```
 //! [`Device`] is the body of every device here: queues, service, waits, publishing, counters. A
-//! [`DeviceClass`] adds what its section of the specification says. [`QueueDevice`] is what a
-//! transport in the same process needs of either a [`Device`] or one that another process serves
-//! ([`Remote`]).
+//! [`DeviceClass`] adds the part that its section of the specification describes. [`QueueDevice`]
+//! is the interface for a transport in the same process, of either a [`Device`] or one that another
+//! process serves ([`Remote`]).
 //!
 //! Reading order: `device` (the life of a device), [`ring`] (virtqueues, split and packed),
 //! `body` and its `class`, [`rng`] (the smallest one), [`net`], [`balloon`], [`blk`]; [`caged`], a

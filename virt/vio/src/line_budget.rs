@@ -2,26 +2,27 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// What one thing may say: 20 lines at once after a rest, then one a second. No clock: the time is
-/// given.
+/// Budget of log lines of one device or front end: 20 lines at once after a quiet time, then one a
+/// second. No clock is read: the time is an argument.
 ///
-/// Used by the thread that has the thing; atomics only because that moves between threads.
+/// Used by the thread that owns the device; atomics only because that moves between threads.
 #[derive(Debug, Default)]
 pub struct LineBudget {
-    /// When the budget would be whole again, in nanoseconds (a leaky bucket: see
+    /// Time at which the budget would be whole again, in nanoseconds (a leaky bucket: see
     /// [`throttle`](crate::throttle)).
     whole_at: AtomicU64,
-    /// Lines not said since the last that was.
+    /// Lines suppressed since the last one that was logged.
     unsaid: AtomicU64,
 }
 
 impl LineBudget {
-    /// Lines at once, after a rest.
+    /// Lines at once, after a quiet time.
     pub const BURST: u64 = 20;
     /// Between two lines beyond those, in nanoseconds.
     pub const EVERY_NS: u64 = 1_000_000_000;
 
-    /// Whether a line may be said now: then how many have been left out since the last one.
+    /// Admits a line now, or counts it as suppressed and returns `None`. If it is admitted, returns
+    /// the number of lines suppressed since the last one.
     pub fn admits_at(&self, now_ns: u64) -> Option<u64> {
         let whole_at = self.whole_at.load(Relaxed).max(now_ns);
         if whole_at - now_ns > (Self::BURST - 1) * Self::EVERY_NS {
@@ -32,7 +33,8 @@ impl LineBudget {
         Some(self.take_unsaid())
     }
 
-    /// Text behind a line that says how many before it were left out; none if there were none.
+    /// Returns the text behind a line that reports the number of lines suppressed before it; empty
+    /// if there were none.
     pub fn left_out(unsaid: u64) -> String {
         match unsaid {
             0 => String::new(),
@@ -40,8 +42,8 @@ impl LineBudget {
         }
     }
 
-    /// How many lines have been left out since the last that was said: for the end, after which
-    /// none comes.
+    /// Takes the number of lines suppressed since the last one that was logged: for the end, after
+    /// which no line comes.
     pub fn take_unsaid(&self) -> u64 {
         self.unsaid.swap(0, Relaxed)
     }
@@ -69,7 +71,7 @@ mod tests {
         let more: Vec<u64> = said(EVERY_NS, 11 * EVERY_NS);
         assert!((9..=11).contains(&more.len()), "{more:?}");
         assert!(more.iter().all(|unsaid| *unsaid > 900), "{more:?}");
-        // And after a rest all of it is there again.
+        // And after a quiet time all of it is there again.
         let again: Vec<u64> = said(100 * EVERY_NS, 101 * EVERY_NS);
         assert_eq!(again.len() as u64, BURST);
     }

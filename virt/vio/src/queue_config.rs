@@ -1,8 +1,8 @@
-//! What a driver asks of a device and its queues, and why it is refused.
+//! Configuration of a device and its queues by the driver, and the errors of activation.
 
 pub use virtqueue::config::{QueueConfig, feature};
 
-/// Why a device refuses DRIVER_OK. The transport answers with DEVICE_NEEDS_RESET.
+/// Reason why a device refuses DRIVER_OK. The transport answers with DEVICE_NEEDS_RESET.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ActivateError {
     /// Features that were not offered, or VERSION_1 missing.
@@ -42,10 +42,10 @@ pub enum ActivateError {
         /// Queue number.
         index: u16,
     },
-    /// Requests of the life before are still in flight.
+    /// Requests of the former activation are still in flight.
     #[error("{in_flight} requests are still in flight")]
     NotQuiesced {
-        /// How many.
+        /// Number of these requests.
         in_flight: u32,
     },
 }

@@ -1,18 +1,17 @@
-//! A device whose rings somebody else serves, seen by its owner.
+//! A device whose rings another process or the kernel (the *other side*) serves, seen by its owner.
 //!
-//! Nothing of the data path is here: available buffers are announced to the other side by the
-//! driver's own doorbell, and used ones to the driver by the other side. What is left to the owner
-//! is the control path: configuration space, start, stop, reset, and the news that something broke.
-//! [`RemoteDevice`] is that much, without generics, so that this crate needs not know how the other
-//! side is spoken to; [`Remote`] makes a [`QueueDevice`] of it.
+//! Nothing of the data path is here: the driver's own doorbell announces available buffers to the
+//! other side, and the other side announces used ones to the driver. The owner has the control
+//! path: configuration space, start, stop, reset, and the event that the device has broken.
+//! [`RemoteDevice`] is that much, without generics, so that this crate does not depend on the
+//! protocol of the other side; [`Remote`] makes a [`QueueDevice`] of it.
 //!
-//! A network device with several queue pairs has a control queue, and that is served here, as QEMU
-//! does it: the driver says by it how many pairs it uses, and the other side is told of that alone
-//! ([`RemoteDevice::set_pairs`]).
+//! A network device with several queue pairs has a control queue, which is served here, as QEMU
+//! does it: by it the driver sets the number of pairs it uses, and the other side receives that
+//! alone ([`RemoteDevice::set_pairs`]).
 //!
-//! A device behind an IOMMU hands translations on to the other side, which keeps them:
-//! [`RemoteMemory`] is where they are read, in the owner's poll, and [`RemoteDevice::invalidated`]
-//! where they end.
+//! A device behind an IOMMU hands translations on to the other side, which keeps them. They are
+//! read by [`RemoteMemory`], in the owner's poll, and end by [`RemoteDevice::invalidated`].
 //!
 //! Called by the owner's thread like any device; implementations may not block it.
 
@@ -62,7 +61,7 @@ impl<D: Dma> RemoteMemory for D {
     }
 
     fn record_refusal(&mut self, at: Iova, perm: Perm) {
-        // What it answers is of no interest: the tables have been looked at.
+        // The answer is ignored: the call is made for the fault record alone.
         let _ = self.locate(at, 1, perm);
     }
 }
@@ -81,7 +80,7 @@ pub trait RemoteDevice: Send {
     /// Reads device configuration space; bytes past its end are zero.
     fn read_config(&self, offset: u64, out: &mut [u8]);
 
-    /// DRIVER_OK: the other side is to serve these rings. What goes wrong later is told by
+    /// DRIVER_OK: makes the other side serve these rings. Later failures are reported by
     /// [`take_news`](Self::take_news).
     ///
     /// # Errors
@@ -94,13 +93,13 @@ pub trait RemoteDevice: Send {
     /// Whether [`take_news`](Self::take_news) has anything to take. One load.
     fn has_news(&self) -> bool;
 
-    /// Takes up what the other side, or the connection to it, has told. True: the device has just
-    /// broken, and the driver is to be told that it needs a reset.
+    /// Takes the events of the other side, or of the connection to it. True: the device has just
+    /// broken, and the driver is to be notified that it needs a reset.
     fn take_news(&mut self) -> bool;
 
-    /// Does what the other side has asked for and guest memory is needed for, a bounded amount.
-    /// Called after [`take_news`](Self::take_news), and in every poll while
-    /// [`is_waiting`](Self::is_waiting). As it stands: it asks for nothing.
+    /// Serves requests of the other side that need guest memory, a bounded amount. Called after
+    /// [`take_news`](Self::take_news), and in every poll while [`is_waiting`](Self::is_waiting).
+    /// The default is for a device without such requests.
     fn serve(&mut self, memory: &mut dyn RemoteMemory, now_ns: u64) {
         let _ = (memory, now_ns);
     }
@@ -110,7 +109,7 @@ pub trait RemoteDevice: Send {
         false
     }
 
-    /// Whether the other side keeps translations, so that it has to be told when they end.
+    /// Whether the other side keeps translations, so that it has to be notified when they end.
     fn keeps_translations(&self) -> bool {
         false
     }
@@ -140,14 +139,14 @@ pub trait RemoteDevice: Send {
     /// Back to the state before [`start`](Self::start); only after a stop that is done.
     fn reset(&mut self);
 
-    /// Nobody waits for the stop any more: the other side is not heard. From now on the stop is
-    /// done.
+    /// Abandons the wait for the stop: answers of the other side are ignored. From now on the stop
+    /// is done.
     fn give_up(&mut self);
 
     /// The device takes no more buffers until it is reset.
     fn needs_reset(&self) -> bool;
 
-    /// Becomes readable when there is news.
+    /// Descriptor that becomes readable when there is an event.
     fn wake_fd(&self) -> RawFd;
 
     /// Number of queue pairs of a network device. If there are several, it has a control queue
@@ -166,7 +165,8 @@ pub trait RemoteDevice: Send {
         let _ = queue;
     }
 
-    /// What becomes readable when the driver rings the doorbell of a queue that is served here.
+    /// Descriptor that becomes readable when the driver rings the doorbell of a queue that is
+    /// served here.
     fn doorbell(&self, queue: u16) -> Option<RawFd> {
         let _ = queue;
         None
@@ -331,7 +331,7 @@ impl QueueDevice for Remote {
         if has_news && self.device.take_news() {
             irq.config();
         }
-        // After the news were taken: what is asked for from here on is news again.
+        // After the events were taken: a request that comes from here on is an event again.
         if has_news || self.device.is_waiting() {
             self.device.serve(dma, now_ns);
         }
@@ -365,7 +365,7 @@ impl QueueDevice for Remote {
         }
     }
 
-    /// Who serves the rings arms them.
+    /// Arms the control queue. The other side arms the rings that it serves.
     fn arm<D: Dma>(&mut self, dma: &mut D) {
         if let Some(control) = &mut self.control {
             control.arm(dma);
@@ -400,8 +400,8 @@ impl QueueDevice for Remote {
         self.control.as_ref().and_then(Control::opens_at_ns)
     }
 
-    /// The other side has the memory mapped, and nobody hears of its accesses: all, from its start
-    /// to its reset.
+    /// The other side has the memory mapped, and its accesses are not visible here: all pages are
+    /// in use, from its start to its reset.
     fn in_use<D: Dma>(&mut self, _dma: &D, pages: &Pages) -> u32 {
         if self.is_started { pages.all() } else { 0 }
     }
@@ -422,7 +422,7 @@ impl QueueDevice for Remote {
         self.device.take_released()
     }
 
-    /// How many requests there are only the other side knows.
+    /// Returns 1 while the other side serves: only that side knows the number of requests.
     fn in_flight(&self) -> u32 {
         u32::from(self.is_serving)
     }
@@ -431,7 +431,7 @@ impl QueueDevice for Remote {
         self.device.needs_reset() || self.control.as_ref().is_some_and(Control::needs_reset)
     }
 
-    /// Requests are counted by who serves them.
+    /// The side that serves requests counts them.
     fn stats(&self) -> DeviceStats {
         let control = self.control.as_ref();
         control.map_or_else(DeviceStats::default, Control::stats)

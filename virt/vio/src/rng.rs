@@ -46,7 +46,8 @@ pub const HOST_LIMITS: RateLimits = RateLimits {
 
 /// Source of random bytes. Never blocks.
 pub trait EntropySource: Send {
-    /// Fills `bytes` from the front on; how many, 0 if there are none at the moment.
+    /// Fills `bytes` from the front on. Returns the number of bytes, 0 if there are none at the
+    /// moment.
     ///
     /// # Errors
     /// The source fails, which it may do at any later call too, or not.
@@ -93,7 +94,7 @@ pub type Rng = Device<RngClass>;
 pub struct RngClass {
     source: Box<dyn EntropySource>,
     throttle: Throttle,
-    /// When a source that had nothing is asked again.
+    /// Time at which a source that had nothing is asked again, in nanoseconds.
     retry_at_ns: Option<u64>,
     /// Calls that the source failed.
     failures: u64,

@@ -1,4 +1,4 @@
-//! What a device's state comes down to, for snapshots: plain, versioned, without live handles.
+//! Saved state of a device, for snapshots: plain, versioned, without live handles.
 //!
 //! *Derived, therefore absent*: cached windows (made anew on first use), whether a queue is parked
 //! (its next access finds out), how far a chain in the available ring was worked off (it is begun

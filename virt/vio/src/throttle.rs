@@ -7,7 +7,7 @@
 //! units of 2^-16 ns.
 
 /// A limit: at most `per_second` units (operations or bytes) each second, and `burst` units at once
-/// after a rest.
+/// after a quiet time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rate {
     /// Units per second, at least 1.
@@ -33,7 +33,7 @@ const SECOND: u128 = 1_000_000_000 << FRACTION;
 #[derive(Clone, Copy, Debug)]
 struct Bucket {
     rate: u128,
-    /// How far the arrival time may be ahead of now.
+    /// Time by which the arrival time may be ahead of now; a nanosecond is `1 << FRACTION`.
     tolerance: u128,
     arrival: u128,
 }
@@ -71,7 +71,7 @@ pub struct Throttle {
 }
 
 impl Throttle {
-    /// With these limits.
+    /// Makes a throttle with these limits.
     pub fn new(limits: RateLimits) -> Self {
         Self {
             operations: limits.operations.map(Bucket::new),
@@ -92,7 +92,7 @@ impl Throttle {
         now_ns >= self.opens_at_ns
     }
 
-    /// When the next request may begin, in nanoseconds of the clock given to
+    /// Returns the time at which the next request may begin, in nanoseconds of the clock given to
     /// [`charge`](Throttle::charge).
     pub fn opens_at_ns(&self) -> u64 {
         self.opens_at_ns

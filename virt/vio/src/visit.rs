@@ -1,4 +1,4 @@
-//! What one visit of a poller to a device may cost, and what it did cost.
+//! Budget of one visit of a poller to a device, and its accounting.
 //!
 //! The unit is a nanosecond of the sidecore's time, estimated, not measured: a clock read per
 //! request would cost as much as the request. The estimate decides who waits for whom, so it
@@ -7,7 +7,7 @@
 //! than that, as a large discard in memory does, its sidecore charges the time if others of it have
 //! work.
 
-/// What things cost, in nanoseconds.
+/// Costs of operations, in nanoseconds.
 pub mod cost {
     /// A request, with its descriptors, header and status.
     pub const REQUEST: u64 = 200;
@@ -15,7 +15,7 @@ pub mod cost {
     pub const FRAME: u64 = 50;
     /// Each descriptor beyond the first four of a chain.
     pub const DESCRIPTOR: u64 = 5;
-    /// A lease begun in vain, because the request needs more than there are.
+    /// A lease that is taken and given back, because the request needs more than there are.
     pub const LEASE: u64 = 10;
     /// Bytes moved for one nanosecond: 10 GB/s.
     pub const BYTES_PER_NS: u64 = 10;
@@ -37,7 +37,7 @@ pub struct Visit {
     now_ns: u64,
     budget: u64,
     spent: u64,
-    /// What it may have cost when others are asked again; at most `budget`.
+    /// Cost at which other devices are asked again whether they wait; at most `budget`.
     ask_at: u64,
     requests: u64,
 }
@@ -59,12 +59,12 @@ impl Visit {
         Self::new(now_ns, 32 * cost::REQUEST)
     }
 
-    /// When it takes place.
+    /// Returns the time of the visit, in nanoseconds.
     pub fn now_ns(&self) -> u64 {
         self.now_ns
     }
 
-    /// What it has cost so far.
+    /// Returns the cost so far, in nanoseconds.
     pub fn spent(&self) -> u64 {
         self.spent
     }
@@ -91,7 +91,7 @@ impl Visit {
         (self.budget, self.ask_at) = (self.spent, self.spent);
     }
 
-    /// Adds to what it has cost.
+    /// Adds to its cost, in nanoseconds.
     #[inline]
     pub fn charge(&mut self, cost: u64) {
         self.spent = self.spent.saturating_add(cost);
@@ -104,7 +104,7 @@ impl Visit {
         self.requests += 1;
     }
 
-    /// What may still be spent before it is [over](Self::is_over).
+    /// Returns the cost that may still be spent before it is [over](Self::is_over), in nanoseconds.
     #[inline]
     pub fn left(&self) -> u64 {
         self.budget.saturating_sub(self.spent)

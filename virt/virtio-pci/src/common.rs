@@ -1,9 +1,9 @@
 //! The common configuration structure of virtio over PCI (Virtio 1.2, §4.1.4.3), without the device
 //! behind it.
 //!
-//! What the driver writes is kept here and handed to the device in one piece at DRIVER_OK. The
-//! registers whose writes do something (device status, queue enable) answer with an [`Effect`] for
-//! the transport.
+//! Values that the driver writes are kept here and handed to the device in one piece at DRIVER_OK.
+//! Writes of registers that trigger an action (device status, queue enable) return an [`Effect`]
+//! for the transport.
 
 use guest_mem::Iova;
 use vio::QueueConfig;
@@ -21,7 +21,7 @@ pub mod status {
     pub const NEEDS_RESET: u8 = 64;
 }
 
-/// What a write asks the transport to do.
+/// Action that the transport must take after a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// Nothing beyond the register.
@@ -88,7 +88,7 @@ impl CommonConfig {
         }
     }
 
-    /// Back to the reset state: what the driver reads as status zero.
+    /// Returns to the reset state, which the driver reads as status zero.
     pub fn reset(&mut self) {
         let sizes: Vec<u16> = self.queues.iter().map(|q| q.max_size).collect();
         *self = Self::new(self.offered, &sizes, self.vectors);
@@ -106,15 +106,16 @@ impl CommonConfig {
         self.status
     }
 
-    /// Sets NEEDS_RESET; true when it was not set before, so that a configuration interrupt is due.
+    /// Sets NEEDS_RESET. Returns true if it was not set before, so that a configuration interrupt
+    /// is due.
     pub fn set_needs_reset(&mut self) -> bool {
         let fresh = self.status & status::NEEDS_RESET == 0;
         self.status |= status::NEEDS_RESET;
         fresh
     }
 
-    /// What `config_generation` reads from now on: the device's, which changes with its
-    /// configuration space.
+    /// Sets the value of `config_generation`: the device's, which changes with its configuration
+    /// space.
     pub fn set_generation(&mut self, generation: u8) {
         self.generation = generation;
     }
@@ -152,7 +153,7 @@ impl CommonConfig {
             .collect()
     }
 
-    /// A read of 1, 2, 4 or 8 bytes at `offset`; what lies outside reads as zero.
+    /// Reads 1, 2, 4 or 8 bytes at `offset`; bytes outside read as zero.
     pub fn read(&self, offset: u64, data: &mut [u8]) {
         for (i, byte) in data.iter_mut().enumerate() {
             let at = offset.saturating_add(i as u64);
@@ -240,8 +241,7 @@ impl CommonConfig {
 
     fn write_status(&mut self, value: u8) -> Effect {
         if value == 0 {
-            // An untouched device has nothing to drain, but going through the same door costs
-            // nothing.
+            // A device whose status is zero already has nothing to reset.
             self.resetting = self.status != 0;
             return if self.resetting {
                 Effect::Reset

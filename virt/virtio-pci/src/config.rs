@@ -1,5 +1,5 @@
-//! Configuration space of a virtio function: identification and the capabilities that tell a driver
-//! where in the BAR each structure lies (Virtio 1.2, §4.1.2 and §4.1.4).
+//! Configuration space of a virtio function: identification, and the capabilities that locate each
+//! structure in the BAR (Virtio 1.2, §4.1.2 and §4.1.4).
 
 use pci::bars::{BARS, BarKind};
 use pci::config::{ConfigSpace, Identity};
@@ -39,7 +39,7 @@ const PCI_CFG: u8 = 5;
 const ACCESS_BAR: u16 = 4;
 const ACCESS_OFFSET: u16 = 8;
 const ACCESS_LENGTH: u16 = 12;
-/// Where its data window lies.
+/// Offset of its data window.
 pub const ACCESS_DATA: u16 = 16;
 
 /// The one BAR that is implemented.
@@ -98,8 +98,9 @@ fn body(kind: u8, offset: u64, len: u32) -> [u8; 14] {
     body
 }
 
-/// What the configuration access window points at: BAR 0, an aligned offset, and 1, 2 or 4 bytes.
-/// `None` for anything else, which does nothing (§4.1.4.9.1 forbids it to the driver).
+/// Returns the offset in BAR 0 and the length (1, 2 or 4 bytes, aligned) that the configuration
+/// access window points at. `None` for any other target: such an access does nothing (§4.1.4.9.1
+/// forbids it to the driver).
 pub fn access_target(config: &ConfigSpace, access: u16) -> Option<(u64, usize)> {
     let word =
         |at: u16| u32::from_le_bytes(config.bytes(access + at, 4).try_into().expect("four bytes"));

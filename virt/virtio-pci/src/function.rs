@@ -20,13 +20,13 @@
 //! flight goes through buffers of ours and so reaches no guest memory. The end is a stop for good
 //! ([`Function::end`]), for which no driver waits.
 //!
-//! A device that keeps translations beyond a call is told of those that are revoked, and may hold
-//! the guest's wait for them until it has forgotten them too ([`QueueDevice::invalidated`]). Holds
-//! end with the device's reset.
+//! A device that keeps translations beyond a call is notified of those that are revoked. It may
+//! hold the guest's wait for the invalidation until it has dropped them too
+//! ([`QueueDevice::invalidated`]). Holds end with the device's reset.
 //!
-//! A device that is served elsewhere interrupts without us ([`VirtioFunction::with_lines`]): here
-//! it is only kept true which message each queue's signal stands for, after every write that may
-//! have changed it.
+//! A device that is served elsewhere interrupts without a call into this module
+//! ([`VirtioFunction::with_lines`]): the function only updates the message behind each queue's
+//! signal, after every write that may have changed it.
 
 use std::os::fd::RawFd;
 
@@ -56,7 +56,7 @@ const ISR_CONFIG: u8 = 2;
 pub struct VirtioFunction<D> {
     source: SourceId,
     config: ConfigSpace,
-    /// Where the configuration access capability lies.
+    /// Offset of the configuration access capability.
     access: u16,
     device: D,
     common: CommonConfig,
@@ -66,7 +66,8 @@ pub struct VirtioFunction<D> {
     lines: Option<Lines>,
 }
 
-/// Interrupt lines of a device that is served elsewhere, and what each queue's was last said to be.
+/// Interrupt lines of a device that is served elsewhere, with the message last set for each queue's
+/// line.
 struct Lines {
     lines: Box<dyn InterruptLines>,
     messages: Vec<Option<Message>>,
@@ -150,7 +151,7 @@ impl<D: QueueDevice> VirtioFunction<D> {
         }
     }
 
-    /// Adds the pending bits of lines to what the table says of `data`.
+    /// Adds the pending bits of lines to those of the table in `data`.
     fn add_pending_lines(&self, offset: u64, data: &mut [u8]) {
         let Some(lines) = &self.lines else {
             return;
@@ -263,7 +264,7 @@ impl<D: QueueDevice> VirtioFunction<D> {
         }
     }
 
-    /// Lets go of invalidations that the device holds no longer.
+    /// Releases invalidations that the device holds no longer.
     fn release_holds<C>(&mut self, out: &mut Effects<C>) {
         while let Some(hold) = self.device.take_released() {
             out.release(HoldId(hold));
@@ -364,8 +365,8 @@ impl<D: QueueDevice + Send, C> Function<C> for VirtioFunction<D> {
         self.kick(queue);
     }
 
-    /// None while it may not run: nobody would read what has arrived. But for a device that keeps
-    /// translations, which may have to say that it has forgotten some.
+    /// Adds none while the device may not run: no call would read them. The exception is a device
+    /// that keeps translations, which may have to report that it has dropped some.
     fn wake_fds(&self, add: &mut dyn FnMut(RawFd)) {
         let may_hold = self.lifecycle.is_active() && self.device.hears_invalidations();
         if self.lifecycle.is_live() || may_hold {
@@ -391,7 +392,7 @@ impl<D: QueueDevice + Send, C> Function<C> for VirtioFunction<D> {
         let reason = match self.lifecycle.draining() {
             Some(StopReason::End) => CancelReason::End,
             Some(StopReason::Reset) => CancelReason::Reset,
-            // What a pause cancelled would fail in the guest.
+            // A request that a pause cancelled would fail in the guest.
             Some(StopReason::Pause) | None => return,
         };
         self.device.cancel(reason);
@@ -497,8 +498,8 @@ impl<D: QueueDevice> VirtioFunction<D> {
                 .drain(self.device.in_flight(), touches_memory);
         }
         if self.device.needs_reset() {
-            // The device has sent the configuration interrupt; who looks because of it is answered
-            // after this poll.
+            // The device has sent the configuration interrupt; a register read that follows from it
+            // is answered after this poll.
             self.common.set_needs_reset();
         }
         self.finish_reset(effects);

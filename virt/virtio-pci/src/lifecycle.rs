@@ -59,7 +59,7 @@ enum State {
     Ended,
 }
 
-/// State of a function. It does not know the device: its caller does what a transition asks for.
+/// State of a function. It does not access the device: the caller does what a transition returns.
 #[derive(Debug)]
 pub(crate) struct Lifecycle {
     state: State,
@@ -73,7 +73,8 @@ impl Lifecycle {
         }
     }
 
-    /// The device has begun. With Bus Master off it is paused before it has served anything.
+    /// Notes that the device has begun. With Bus Master off it is paused before it has served
+    /// anything.
     pub(crate) fn activate(&mut self, is_master: bool) {
         assert!(self.may_activate() && !self.is_active(), "begun twice");
         self.state = if is_master {
@@ -83,7 +84,7 @@ impl Lifecycle {
         };
     }
 
-    /// A reset or the end is asked for. It keeps what is known of the memory.
+    /// Notes that a reset or the end is asked for. Keeps the state of memory as it is known.
     pub(crate) fn stop(&mut self, reason: StopReason) {
         self.state = match self.state {
             State::Inactive if reason == StopReason::End => State::Ended,
@@ -95,8 +96,8 @@ impl Lifecycle {
         };
     }
 
-    /// Bus Master has changed; whether the device is to go on. Where it is not, the write is
-    /// answered once a poll has found that no memory is touched.
+    /// Notes a change of Bus Master. Returns whether the device is to go on. Where it is not, the
+    /// write is answered once a poll has found that no memory is touched.
     #[must_use]
     pub(crate) fn set_bus_master(&mut self, on: bool) -> bool {
         self.state = match (self.state, on) {

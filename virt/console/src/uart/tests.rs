@@ -123,7 +123,7 @@ fn bytes_that_are_left_behind_a_read_are_told_of_when_the_interrupt_is_identifie
     let sent = messages.0.lock().unwrap().len();
     assert_eq!(identify(), 1);
     assert_eq!(messages.0.lock().unwrap().len(), sent);
-    // Not while the driver does not want to hear of it.
+    // No interrupt while the driver has it disabled.
     uart.offer(b"y");
     uart.write(1, &[0]);
     identify();

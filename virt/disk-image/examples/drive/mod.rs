@@ -1,4 +1,4 @@
-//! Operations through the back end, as a device would ask for them: what the examples measure with.
+//! Harness of the examples: operations through the back end, as a device would ask for them.
 
 use std::error::Error;
 use std::time::{Duration, Instant};

@@ -1,4 +1,5 @@
-//! What cannot be provoked from outside: panics of the library, and what waits when a disk goes.
+//! Cases that cannot be provoked from outside: panics of the library, and operations that wait when
+//! a disk is dropped.
 
 use std::time::{Duration, Instant};
 

@@ -9,8 +9,9 @@ use super::{pieces, some};
 use crate::chain::Files;
 use crate::storage::ImageFile;
 
-/// How deep in a chain the image is whose compressed data a range begins with, and where they are
-/// on its disk; nothing if they are not compressed. And as far as that goes.
+/// Returns the depth in the chain of the image whose compressed data a range begins with, and their
+/// position on its disk, or nothing if they are not compressed; and the length for which that
+/// holds.
 fn packed_at(
     access: &FormatAccess<ImageFile>,
     offset: u64,

@@ -1,4 +1,5 @@
-//! Who holds the lock of an image: for messages, and to tell a live user from one that was killed.
+//! Search for the holders of an image's lock: for messages, and to distinguish a live holder from
+//! one that was killed.
 //!
 //! `/proc/locks` does not say whose an OFD lock is, but `/proc/PID/fdinfo/FD` lists the locks held
 //! through that descriptor. A process sees those of its own user, root sees all; a process that is
@@ -14,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use super::{PERMISSIONS, UNSHARED, USED};
 
-/// Longest search. On a machine with very many descriptors it may end before it has found somebody.
+/// Longest search. On a machine with very many descriptors it may end before it has found a holder.
 const SEARCH: Duration = Duration::from_millis(200);
 /// Most holders that are named.
 const MOST: usize = 3;
@@ -77,7 +78,7 @@ fn printable(name: &[u8]) -> String {
 /// An open file as `/proc` writes it.
 struct Identity {
     /// `MAJOR:MINOR:INODE`, the first two hexadecimal, as in a list of locks. Not on btrfs, where
-    /// programs are told another device number than the kernel uses itself.
+    /// `stat` reports another device number than the kernel uses itself.
     place: String,
     /// The lines `mnt_id:` and `ino:`; not for a process with mounts of its own.
     mounted: Vec<String>,

@@ -8,7 +8,8 @@ use crate::header::{Layout, OFFSET_MASK, be64};
 use crate::medium::read_known;
 
 impl Shared {
-    /// Before entries of the L1 table or the refcount table are written: counts what they refer to.
+    /// Counts the clusters that entries of the L1 table or the refcount table refer to, before the
+    /// entries are written.
     pub(super) fn count_first(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
         let layout = *held(&self.layout);
         let Some(layout) = layout else { return Ok(()) };

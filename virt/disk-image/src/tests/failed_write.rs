@@ -67,7 +67,7 @@ impl Medium for Failing {
     }
 }
 
-/// What a block holds as far as was reported: a byte all over, or something unknown.
+/// Content of a block according to the outcomes reported: one byte throughout, or unknown (`None`).
 type Known = Option<u8>;
 
 fn operate(image: &Image, random: &mut Random, known: &mut [Known]) -> io::Result<()> {
@@ -115,7 +115,7 @@ fn check(image: &Image, known: &[Known], when: &str) {
 }
 
 #[test]
-fn what_was_done_is_there_whatever_write_of_the_file_failed() {
+fn completed_operations_survive_a_failed_write_of_the_file() {
     let mut failed = 0;
     for first in 0..120 {
         for (length, cluster) in [(1, 512), (1, 4096), (3, 65536)] {

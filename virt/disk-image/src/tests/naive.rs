@@ -4,7 +4,7 @@ const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
 const COPIED: u64 = 1 << 63;
 const COMPRESSED: u64 = 1 << 62;
 
-/// Where a cluster of the disk is.
+/// Location of a cluster of the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     /// Nowhere: what is behind the image, or zeroes.
@@ -172,7 +172,7 @@ impl Walk<'_> {
     }
 }
 
-/// Where the compressed data of an entry lie, in whole sectors: offset and length.
+/// Returns offset and length, in whole sectors, of the compressed data of an entry.
 pub fn compressed(entry: u64, bits: usize) -> (usize, usize) {
     let width = 62 - (bits - 8);
     let offset = (entry & ((1 << width) - 1)) as usize & !511;

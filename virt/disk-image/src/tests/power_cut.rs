@@ -33,11 +33,10 @@ use crate::image::{Group, Image};
 use crate::options::{Backing, ImageOptions};
 use crate::storage::{Content, ImageFile};
 
-/// What a sector holds: a word, again and again. It names the sector and the write; 0 is no
-/// write's.
+/// Word that fills a sector. It names the sector and the write; 0 is no write's.
 type Word = u64;
 
-/// The write that made what is behind the image.
+/// The write that made the backing file.
 const BEHIND: u64 = 1 << 30;
 
 fn word(write: u64, sector: usize) -> Word {
@@ -57,7 +56,7 @@ fn read_word(sector: &[u8]) -> Option<Word> {
     (sector[8..] == sector[..sector.len() - 8]).then_some(word)
 }
 
-/// How an image is made.
+/// Parameters of the making of an image.
 #[derive(Clone, Copy, Debug)]
 struct Shape {
     cluster: usize,
@@ -112,7 +111,7 @@ fn words_of(sectors: usize, write: u64) -> Vec<u8> {
     bytes
 }
 
-/// Makes the image in a folder of its own, and what is behind it.
+/// Makes the image in a folder of its own, and its backing file.
 fn make(shape: &Shape) -> (TempDir, PathBuf) {
     // In memory where that is: files are written over thousands of times.
     let memory = std::path::Path::new("/dev/shm");
@@ -174,11 +173,11 @@ fn make(shape: &Shape) -> (TempDir, PathBuf) {
     (folder, path)
 }
 
-/// What may be in the sectors of the disk.
+/// Contents that the sectors of the disk may have.
 struct Model {
     /// Of each sector: when a write of it began, and what it wrote. In order.
     history: Vec<Vec<(usize, Word)>>,
-    /// When flushes were reported done.
+    /// Numbers of events after which flushes were reported done.
     flushes: Vec<usize>,
     writes: u64,
 }
@@ -197,8 +196,8 @@ impl Model {
         }
     }
 
-    /// What a power cut may leave at a time when `events` are over: of each sector what it held at
-    /// the last flush, and everything since.
+    /// Returns the contents that a power cut may leave after `events` events: of each sector, the
+    /// content at the last flush and everything written since.
     fn allowed(&self, events: usize) -> Vec<Vec<Word>> {
         let flushed = self.flushes.iter().rev().find(|flush| **flush <= events);
         let flushed = *flushed.expect("the first is at 0");
@@ -308,7 +307,7 @@ impl Run {
             (first * SECTOR) as u64,
             (count * SECTOR) as u64,
         );
-        // A discard may leave what it likes.
+        // A discard may leave zeroes or the former content.
         for at in first..first + count {
             let mut sector = [1; SECTOR];
             let offset = (at * SECTOR) as u64;
@@ -359,7 +358,7 @@ impl Run {
     }
 }
 
-/// What a run left, and how to look at it.
+/// Record of a run, and the parameters of its replay.
 struct Replay {
     shape: Shape,
     path: PathBuf,
@@ -568,7 +567,7 @@ impl Replay {
     }
 }
 
-/// What to write back to undo changes, last first: offsets, and the sectors that were there.
+/// Sectors to write back to undo changes, last first: offsets, and the former contents.
 type Undo = Vec<(usize, [u8; SECTOR])>;
 
 fn apply(
@@ -614,7 +613,7 @@ fn replay(
     let mut run = Run::new(shape, barriers, seed);
     run.verify();
     run.flush();
-    // What was before is of no interest: the recording begins on the disk.
+    // Drop the earlier events: the recording begins on the disk.
     run.recorder.take_log();
     run.model.flushes = vec![0];
     for history in &mut run.model.history {
@@ -716,14 +715,14 @@ fn replay_all(shapes: &[Shape], seeds: std::ops::Range<u64>, steps: usize, choic
 }
 
 #[test]
-fn what_was_flushed_survives_a_power_cut() {
+fn flushed_data_survive_a_power_cut() {
     replay_all(&shapes(), 0..2, 60, 24);
 }
 
 /// Likewise while the refcount table is moved to make it longer. (The library never needs to move
 /// an L1 table: one that is too short for its disk is refused when the image is opened.)
 #[test]
-fn what_was_flushed_survives_a_power_cut_while_the_refcount_table_grows() {
+fn flushed_data_survive_a_power_cut_while_the_refcount_table_grows() {
     // 64 entries of the table, 64 counts in a block, 512 bytes in a cluster: full at 2 MiB.
     let shape = Shape {
         refcount_bits: 64,
@@ -742,7 +741,7 @@ fn what_was_flushed_survives_a_power_cut_while_the_refcount_table_grows() {
 /// Likewise of images that share clusters with a snapshot, and of compressed ones: there every
 /// write takes the place of older data.
 #[test]
-fn what_was_flushed_survives_a_power_cut_where_it_is_shared_or_compressed() {
+fn flushed_data_survive_a_power_cut_where_clusters_are_shared_or_compressed() {
     if !has_qemu() {
         return;
     }
@@ -820,7 +819,7 @@ fn rest_of_a_cluster_survives_a_power_cut_under_a_sub_cluster_write() {
     assert_eq!(lost, "sector 8 holds Some(0)");
 }
 
-/// What the barriers cost, in syncs.
+/// Counts the syncs that barriers cost.
 #[test]
 fn barriers_are_where_the_format_needs_them() {
     let shape = Shape {

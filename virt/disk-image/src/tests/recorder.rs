@@ -7,10 +7,10 @@ use nix::fcntl::FallocateFlags;
 
 use crate::medium::Medium;
 
-/// What a disk writes whole or not at all.
+/// Unit of atomic writes of a disk, in bytes.
 pub const SECTOR: usize = 512;
 
-/// What happened to the file, in order.
+/// Event in the history of the file.
 pub enum Event {
     /// Sectors, each as it was after the write. The kernel writes whole sectors of what is in its
     /// cache, so a later one contains what was written to the same sector earlier.

@@ -1,4 +1,4 @@
-//! Files that are cut, or lose a table, while they are open; what is said about it; and advice that
+//! Files that are cut, or lose a table, while they are open; the messages about it; and advice that
 //! is carried out.
 
 use std::fs::{self, OpenOptions};

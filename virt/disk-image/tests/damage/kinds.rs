@@ -8,7 +8,7 @@ pub const HALF_READ: &str = "QEMU takes what a file lacks of its last cluster fo
 /// Effect on a reader or a writer.
 #[derive(Clone, Copy)]
 pub enum Effect {
-    /// It is not opened; a word of what is said.
+    /// It is not opened; a word of the message.
     Refused(&'static str),
     /// Reads of these clusters fail.
     Fails(&'static [u64]),

@@ -1,4 +1,4 @@
-//! What the tests share: QEMU's tools, and a driver that sleeps as the device's thread does.
+//! Support shared by the tests: QEMU's tools, and a driver that sleeps as the device's thread does.
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 pub mod forge;

@@ -1,4 +1,4 @@
-//! What a connected guest costs that wants nothing: heap, log lines, and the core's time.
+//! Cost of a connected guest that is idle: heap, log lines, and the core's time.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;

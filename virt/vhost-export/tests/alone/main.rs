@@ -1,5 +1,6 @@
-//! What measures the process (its heap, its processor time, its log), or needs the processors for
-//! itself. One binary, since each would compile the whole server anew; its tests take turns.
+//! Tests that measure the process (its heap, its processor time, its log) or need the processors
+//! for themselves. One binary, since each would compile the whole server anew; the tests take
+//! turns.
 
 #![allow(unsafe_code, reason = "an allocator that counts")]
 

@@ -1,4 +1,4 @@
-//! Rate limits hold and cost nobody else; calls are put off no longer than they may be.
+//! Rate limits hold and cost other guests nothing; calls are delayed no longer than allowed.
 
 use std::time::{Duration, Instant};
 
@@ -66,7 +66,7 @@ fn a_limit_holds_at_depth_32_however_the_core_waits() {
     }
 }
 
-/// How far from the expected rate, and the share of its time that the core ran.
+/// Measures the deviation from the expected rate, and the share of its time that the core ran.
 fn off_by(idle: IdlePolicy, disk: Disk, block: u32, expected: f64) -> (f64, f64) {
     let mut server = Server::start(idle, vec![disk]);
     let cpu = server.cpu();
@@ -176,7 +176,7 @@ fn a_flood_of_zeroes_takes_no_more_than_its_share_of_time() {
     takes_no_more_than_its_share(Op::WriteZeroes);
 }
 
-/// A flood of these, a mebibyte each, on a memory disk, beside one who reads.
+/// A flood of these requests, a mebibyte each, on a memory disk, beside a guest that reads.
 fn takes_no_more_than_its_share(op: Op) {
     let _turn = crate::alone();
     const DEPTH: u16 = 256;
@@ -194,9 +194,10 @@ fn takes_no_more_than_its_share(op: Op) {
         )
     };
     let (mut flood, mut reader) = (guest(0), guest(1));
-    // Reads take the core a few microseconds each, the others several times that, of which nobody
-    // says anything. Whoever fills the queues, or looks, may be kept from it for longer than all of
-    // it takes: then it shows nothing, and is done again.
+    // Reads take the core a few microseconds each, the flood's requests several times that, which
+    // no estimated cost covers. This thread, which fills the queues and reaps them, may be
+    // preempted for longer than all of the requests take: then a round shows nothing and is
+    // repeated.
     let is_shared = (0..16).any(|_| {
         fill(&mut flood, op, 1 << 20);
         fill(&mut reader, Op::Read, BYTES);
@@ -218,7 +219,7 @@ fn takes_no_more_than_its_share(op: Op) {
     assert!(is_shared, "reads wait for the flood");
 }
 
-/// A limited guest that goes away leaves nobody awake.
+/// A limited guest that disconnects leaves the core asleep.
 #[test]
 fn a_limited_device_without_rings_lets_the_core_sleep() {
     let _turn = crate::alone();

@@ -16,8 +16,8 @@ fn forced_sleeps() -> u64 {
     wanted.map_or(20_000, |count| count.parse().expect("a number"))
 }
 
-/// The guest sleeps for each request, the core after each: nearly every kick and call has to wake
-/// somebody.
+/// The guest sleeps for each request, the core after each: nearly every kick has to wake the core,
+/// and nearly every call the guest.
 #[test]
 fn no_wake_up_is_lost_by_a_core_and_a_guest_that_always_sleep() {
     let _turn = crate::alone();

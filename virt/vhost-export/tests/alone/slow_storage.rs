@@ -24,16 +24,16 @@ use vhost_user::frontend::InflightRegion;
 use vhost_user::wire::Request;
 use vio::blk::{BlkClass, BlockIo, RawDisk, RawDiskOptions};
 
-/// How long the storage takes, beyond every limit here: five times the one after which the end of a
-/// connection cancels.
+/// Duration for which the storage holds a request, beyond every limit here: five times the one
+/// after which the end of a connection cancels.
 const HELD: Duration = Duration::from_secs(5);
-/// The block that held reads and writes are about; it holds its pattern for a read, and something
-/// else for a write.
+/// The block that held reads and writes access; it holds its pattern for a read, and other data for
+/// a write.
 const BLOCK_HELD: u64 = 500;
 /// Every depth here: as many disks as possible share an io_uring.
 const DEPTH: u32 = 16;
 
-/// What a front end asks for while a request is held.
+/// Request of a front end while a request is held.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Action {
     AddMemory,
@@ -58,7 +58,7 @@ const OPS: [(Op, Kind); 3] = [
     (Op::Flush, Kind::Sync),
 ];
 
-/// What stands behind a disk.
+/// Storage behind a disk.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Format {
     Buffered,
@@ -66,7 +66,7 @@ enum Format {
     Qcow2,
 }
 
-/// What a disk holds before `op`, raw and as a qcow2 image. Made once: there are many disks.
+/// Content of a disk before `op`, raw and as a qcow2 image. Made once: there are many disks.
 struct Contents {
     raw: Vec<u8>,
     qcow2: OnceLock<Vec<u8>>,
@@ -176,8 +176,8 @@ impl Cell {
         )
     }
 
-    /// A running guest, its inflight region if the cell wants one, and where it hears that the
-    /// device needs a reset.
+    /// Starts a guest. Returns it, its inflight region if the cell wants one, and the eventfd that
+    /// signals that the device needs a reset.
     fn start(&self) -> (Front, Option<InflightRegion>, OwnedFd) {
         let front = Front::try_connect(&self.socket, 1, 8);
         let mut front = front.expect("the server accepts");
@@ -419,7 +419,7 @@ fn send(front: &mut Front, request: Request) {
 }
 
 #[test]
-fn what_waits_for_which_file_is_logged_once_and_so_is_its_end() {
+fn wait_for_a_file_is_logged_once_and_so_is_its_end() {
     let _turn = crate::among_others();
     let Some(fs) = HeldFs::mount_or_skip() else {
         return;
@@ -462,7 +462,7 @@ fn a_front_end_that_goes_while_its_message_waits_is_noticed() {
         .map(|region| (region, copy(front.memory.file())));
     let table = Request::SetMemTable(table.collect());
     send(&mut front, table);
-    // More behind it, which nobody reads now.
+    // More behind it, which the export does not read now.
     for _ in 0..20 {
         send(&mut front, Request::GetFeatures);
     }
@@ -482,8 +482,8 @@ fn a_front_end_that_goes_while_its_message_waits_is_noticed() {
     });
 }
 
-/// The finished requests of a ring are shown when it stops, though another ring of the device broke
-/// the protocol.
+/// The finished requests of a ring are published when it stops, though another ring of the device
+/// broke the protocol.
 #[test]
 fn a_stop_shows_what_has_finished_of_a_device_that_needs_a_reset() {
     let _turn = crate::among_others();
@@ -607,7 +607,7 @@ fn a_disk_whose_move_is_given_up_goes_on_at_once() {
     assert_eq!(front.io().drain(), (1, 0));
 }
 
-/// What wakes a core for it belongs to the core: on another one it is something else.
+/// The descriptors that wake a core for a disk belong to the core: after a move they are others.
 #[test]
 fn a_disk_that_has_moved_wakes_its_new_core() {
     let _turn = crate::among_others();

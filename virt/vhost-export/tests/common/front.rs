@@ -235,7 +235,7 @@ impl Front {
         super::until("they are in flight", || control.held() == count);
     }
 
-    /// Makes a read of one sector available in queue 0, and kicks nobody.
+    /// Makes a read of one sector available in queue 0, without a kick.
     #[track_caller]
     pub fn read_silently(&mut self, sector: u64) {
         let own = &mut self.queues[0];

@@ -20,7 +20,7 @@ use vhost_export::{Export, ExportConfig, ExportMessage, ExportStats};
 use vio::blk::{Blk, BlkClass, BlkConfig, BlockIo, MemDisk, NullDisk, RawDisk};
 use vio_faults::{SlowControl, SlowDisk};
 
-/// What no step of a test takes, however slow the machine.
+/// Duration that no step of a test takes, however slow the machine.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 /// Bytes of a disk.
 pub const DISK: usize = 4 << 20;
@@ -187,7 +187,7 @@ pub fn reads(socket: PathBuf, options: Options, measure: Duration) -> Run {
     }
 }
 
-/// Lets a disk's requests go when somebody has begun to wait for them.
+/// Releases a disk's requests after a delay, in which the caller begins to wait for them.
 pub fn open_soon(control: &SlowControl) -> thread::JoinHandle<()> {
     let control = control.clone();
     thread::spawn(move || {
@@ -206,14 +206,14 @@ pub fn until(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// Somebody's queues, and what a driver does with them.
+/// Queues of a front end or a client, and a driver's operations on them.
 pub struct Io<'a> {
     pub memory: &'a Memory,
     pub layout: &'a Layout,
     pub queues: &'a mut [Queue],
 }
 
-/// What block `block` holds.
+/// Returns the initial content of block `block`.
 pub fn pattern(block: u64) -> Vec<u8> {
     let first = (block as u8).wrapping_mul(31).wrapping_add(7);
     (0..BLOCK).map(|at| first.wrapping_add(at as u8)).collect()
@@ -356,7 +356,7 @@ impl Guest {
     }
 }
 
-/// What was logged, by all tests of the process; the first mebibyte.
+/// Returns the log of all tests of the process; its first mebibyte.
 pub fn logged() -> String {
     LOG.lock().expect("nobody panics holding it").clone()
 }

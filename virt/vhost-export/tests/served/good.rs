@@ -1,5 +1,5 @@
-//! What front ends do that mean well: every ring, starts and stops, replaced descriptors and
-//! memory, reconnects.
+//! Well-behaved front ends: every ring, starts and stops, replaced descriptors and memory,
+//! reconnects.
 
 use std::time::Duration;
 
@@ -124,7 +124,7 @@ fn a_stopped_ring_goes_on_where_it_stood() {
 }
 
 #[test]
-fn what_is_queued_while_a_ring_is_disabled_is_served_when_it_is_enabled() {
+fn requests_queued_while_a_ring_is_disabled_are_served_when_it_is_enabled() {
     for idle in [IdlePolicy::Sleep, IdlePolicy::Poll] {
         let mut server = Server::start(idle, vec![Disk::ram("ram"), Disk::ram("other")]);
         let mut other = server.guest(1, options(feature::EVENT_IDX, 1, 1));
@@ -148,7 +148,7 @@ fn what_is_queued_while_a_ring_is_disabled_is_served_when_it_is_enabled() {
 }
 
 #[test]
-fn what_is_queued_before_a_ring_starts_is_served() {
+fn requests_queued_before_a_ring_starts_are_served() {
     let server = Server::start(IdlePolicy::Sleep, vec![Disk::ram("ram")]);
     for features in RINGS {
         for kicks_first in [false, true] {
@@ -181,7 +181,7 @@ fn a_replaced_kick_kicks() {
     front.io().verify(4);
     for _ in 0..20 {
         let new = event();
-        // What was made available with the old one, and nobody was told of.
+        // A request that was made available with the old one, without a kick.
         let request = Request::SetVringKick(fd(0, Some(copy(&new))));
         front.call(request);
         rest(&server);
@@ -286,7 +286,7 @@ fn a_ring_whose_memory_was_away_goes_on_when_it_is_back() {
             server.core().stats().core.sweeps_idle > before + 10
         });
         front.call(Request::AddMemReg(region, copy(front.memory.file())));
-        // The driver was told that nobody needs its kicks.
+        // The driver was notified that its kicks are not needed.
         front.read_silently(0);
         until("the ring is served again", || front.take_done());
         front.io().verify(8);

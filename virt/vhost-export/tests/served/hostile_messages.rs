@@ -41,7 +41,7 @@ impl Scene {
         Front::running(&self.server.path(0), feature::EVENT_IDX, queues, 8)
     }
 
-    /// The neighbour is served, and the core sleeps when nobody wants anything.
+    /// Checks that the neighbour is served, and that the core sleeps when all guests are idle.
     #[track_caller]
     fn check(&mut self, what: &str) {
         self.neighbour.verify(8);
@@ -77,7 +77,7 @@ fn fill(fd: &OwnedFd) {
     let _ = rustix::io::write(fd, &(u64::MAX - 1).to_ne_bytes());
 }
 
-/// What is no eventfd, and no memory either.
+/// Returns descriptors that are neither eventfds nor memory.
 fn misfits() -> Vec<(&'static str, OwnedFd)> {
     let (socket, _) = UnixStream::pair().expect("sockets");
     let (pipe, _) = std::io::pipe().expect("a pipe");
@@ -355,8 +355,8 @@ fn a_storm_of_kicks_leaves_the_core_its_sleep() {
     scene.check_next("a storm of kicks");
 }
 
-/// A call whose counter is full would block whoever writes it; only O_NONBLOCK stands against that,
-/// and the front end can take it away at any moment.
+/// A write to a call's eventfd whose counter is full would block the writer. O_NONBLOCK alone
+/// prevents that, and the front end can clear it at any moment.
 #[test]
 fn a_full_blocking_call_does_not_hold_the_core() {
     let mut scene = Scene::new();
@@ -414,7 +414,7 @@ fn a_front_end_that_does_not_read_is_not_read_from() {
     let used = scene.server.cpu() - cpu;
     assert!(used < Duration::from_millis(50), "{used:?} of 200 ms");
     scene.neighbour.verify(16);
-    // Every request has its reply, once somebody reads.
+    // Every request has its reply once the front end reads.
     socket.set_nonblocking(false).expect("a socket");
     socket.set_read_timeout(Some(PATIENCE)).expect("a socket");
     let mut replies = vec![0; sent * (request.len() + 8)];
@@ -426,7 +426,7 @@ fn a_front_end_that_does_not_read_is_not_read_from() {
 #[test]
 fn the_last_reply_comes_though_nothing_more_is_asked() {
     let mut scene = Scene::new();
-    // Whom a driver has made work is woken by its disk no more.
+    // After a driver's requests the core is no longer woken by the disk.
     scene.check_next("before");
     let mut socket = UnixStream::connect(scene.server.path(0)).expect("it listens");
     let request = Request::GetFeatures.encode(false).to_bytes();
@@ -563,7 +563,7 @@ fn requests_that_cannot_be_cancelled_keep_only_their_own_device() {
         scene.server.stats(0).cancelled != 0
             || Front::try_connect(&scene.server.path(0), 1, 8).is_err()
     });
-    // The memory may still be written: whoever comes is turned away, at once.
+    // The memory may still be written: every front end that connects is turned away at once.
     for _ in 0..10 {
         assert!(Front::try_connect(&scene.server.path(0), 1, 8).is_err());
     }
@@ -714,7 +714,7 @@ fn inflight_regions_that_are_too_small_or_shrink() {
                 front = Front::sharing(&scene.server.path(0), packed, 2, 8);
             }
         }
-        // Too small for the rings: said when they start.
+        // Too small for the rings: refused when they start.
         front.call(Request::SetInflightFd(inflight(1, 16, 4096), file(4096)));
         front.describe(0);
         let kick = front.kick_request(0);
@@ -884,8 +884,8 @@ fn descriptors_that_are_slow_to_close_hold_nobody_up() {
     drop(front);
     scene.check_next("slow descriptors");
     assert!(start.elapsed() < Duration::from_secs(15), "somebody waited");
-    // Enough of them, and the device takes nobody until they are closed; the neighbour still does
-    // not notice.
+    // Enough of them, and the device accepts no connection until they are closed; the neighbour is
+    // still not affected.
     for _ in 0..8 {
         if let Ok(socket) = UnixStream::connect(scene.server.path(0)) {
             send_with(&socket, &kick, vec![slow()]);

@@ -14,8 +14,8 @@ use vhost_user::wire::Request;
 enum End {
     /// The device needs a reset, and says so on the error descriptor.
     Broken,
-    /// The ring rests until the next kick: one of its own addresses, or an indirect table, lies in
-    /// no memory.
+    /// The ring is parked until the next kick: one of its own addresses, or an indirect table, lies
+    /// in no memory.
     Parked,
     /// The request ends with this status.
     Status(u8),

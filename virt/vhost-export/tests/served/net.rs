@@ -287,7 +287,7 @@ fn frames_go_both_ways_and_wake_the_core() {
 /// is not offered: it takes nothing for the link's state, and what it happens to find for an
 /// address.
 #[test]
-fn what_the_configuration_space_would_say_is_not_offered() {
+fn features_that_need_the_configuration_space_are_not_offered() {
     let scene = Scene::new(0);
     let unread = net_feature::MAC | net_feature::STATUS;
     let by_address = net_feature::CTRL_RX | net_feature::CTRL_RX_EXTRA | net_feature::CTRL_MAC_ADDR;

@@ -1,5 +1,5 @@
 //! Guest memory that is not there yet: its tickets are delivered, fail, or are forgotten, and
-//! whoever does not need the memory goes on.
+//! queues that do not need the memory go on.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::net::UnixListener;
@@ -19,7 +19,7 @@ use vhost_user::wire::Request;
 use vio::blk::{Blk, BlkClass, BlkConfig, BlockIo, MemDisk};
 use vio_faults::SlowDisk;
 
-/// What is absent, and what has been asked for.
+/// Absent pages, and the tickets asked for.
 #[derive(Default)]
 struct State {
     absent: BTreeSet<u64>,
@@ -51,7 +51,7 @@ impl Pager {
         asked[0]
     }
 
-    /// Ends a ticket, well or not, and tells the export.
+    /// Ends a ticket, with success or not, and notifies the export.
     fn end(&self, ticket: Ticket, is_there: bool, export: &Handle<ExportMessage>) {
         let mut state = self.state();
         let pages = state.asked.remove(&ticket).expect("a ticket not ended");
@@ -88,7 +88,7 @@ impl PagedRam {
         if absent.is_empty() {
             return Ok(());
         }
-        // What is being brought in for somebody is not brought in again.
+        // Pages that are being brought in for another access are not brought in again.
         let covers = |pages: &Vec<u64>| absent.iter().all(|page| pages.contains(page));
         if let Some((&ticket, _)) = state.asked.iter().find(|(_, pages)| covers(pages)) {
             return Err(Stop::Pending(ticket));
@@ -238,7 +238,7 @@ fn a_request_goes_on_when_its_page_is_there_and_other_queues_do_not_wait() {
             assert!(front.io().submit(1, Op::Write, block));
             until("the other queue is served", || front.io().reap(1).is_some());
         }
-        // Somebody else's ticket is nobody's.
+        // A ticket that no queue waits for is ignored.
         let sent = scene
             .core
             .handle(0)
@@ -284,7 +284,7 @@ fn a_queue_that_stops_forgets_its_ticket_and_keeps_its_request() {
         scene.evict_data(&mut front);
         assert!(front.io().submit(0, Op::Write, 3));
         let ticket = scene.pager.asked();
-        // It waits for nobody, and the request has not been taken.
+        // The stop does not wait for the ticket, and the request has not been taken.
         let base = front.stop(0);
         assert_ne!(base, front.own_base(0));
         scene.end(ticket, true);
@@ -295,7 +295,7 @@ fn a_queue_that_stops_forgets_its_ticket_and_keeps_its_request() {
     }
 }
 
-/// Finished, and not to be shown before its page is there: only a stop has to wait for that.
+/// Finished, and not to be published before its page is there: only a stop has to wait for that.
 #[test]
 fn a_stop_waits_for_a_page_of_a_request_that_has_ended() {
     let below = Box::new(MemDisk::new(vec![0; DISK], 64, false));
@@ -374,7 +374,7 @@ fn a_ring_whose_memory_is_absent_starts_when_it_is_there() {
         scene.check_alive(&mut front);
         drop(front);
 
-        // The front end goes first: whoever comes next is served.
+        // The front end goes first: the next one that connects is served.
         let (mut front, _region) = start();
         front.describe(0);
         let mut sender = vhost_user::channel::Sender::default();
@@ -400,7 +400,7 @@ fn memory_that_is_replaced_is_asked_anew() {
     scene.evict_data(&mut front);
     assert!(front.io().submit(0, Op::Write, 3));
     let former = scene.pager.asked();
-    // As a pager that serves one memory at a time: the former's tickets are nobody's.
+    // As a pager that serves one memory at a time: it drops the former's tickets.
     scene.pager.state().asked.clear();
     front.share();
     let ticket = scene.pager.asked();

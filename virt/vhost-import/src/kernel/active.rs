@@ -14,7 +14,7 @@ use super::{KernelBackEnd, KernelRing};
 #[derive(Debug)]
 pub(super) struct Active {
     pub activation: Activation,
-    /// Where each goes on.
+    /// Position at which each goes on.
     bases: Vec<u16>,
     /// They are to be served; else they are stopped.
     pub is_wanted: bool,
@@ -59,7 +59,7 @@ impl Active {
                 call: fds.call[at].as_fd(),
                 err: fds.err.as_fd(),
             })?;
-            // A doorbell rung while it was stopped has been heard and not looked at.
+            // A doorbell rung while the ring was stopped was consumed without a look at the ring.
             ring(&fds.kick[at]);
         }
         Ok(())

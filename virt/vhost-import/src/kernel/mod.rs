@@ -53,7 +53,7 @@ use crate::shared::{Order, Shared};
 
 use active::Active;
 
-/// How often the interface is looked for while its rings are served.
+/// Interval between checks that the interface exists, while its rings are served.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// A split ring, as the kernel is given it.
@@ -128,7 +128,7 @@ pub trait KernelBackEnd: Send {
     /// As of [`invalidate`](Self::invalidate).
     fn refuse(&mut self, iova: u64) -> Result<(), ImportError>;
 
-    /// The next miss, without waiting: where, and what was wanted.
+    /// Takes the next miss, without waiting: its IOVA and the access wanted.
     ///
     /// # Errors
     /// The kernel's, or it asks something else.
@@ -141,14 +141,14 @@ pub trait KernelBackEnd: Send {
     fn is_gone(&self) -> bool;
 }
 
-/// What the guest is offered.
+/// Features that the guest is offered.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Offer {
     /// Features of the device.
     pub features: u64,
     /// Those of them that the back end has.
     known: u64,
-    /// Those that it is told whatever the driver has accepted.
+    /// Features that are acknowledged to the back end whatever the driver has accepted.
     forced: u64,
     has_iommu: bool,
 }
@@ -221,7 +221,7 @@ impl<B: KernelBackEnd> KernelLink<B> {
         }
     }
 
-    /// Until it is told to end.
+    /// Carries orders out until [`Shared::end`].
     pub fn run(mut self) {
         while !self.shared.is_over() {
             self.look_for_cut_off();
@@ -332,7 +332,8 @@ impl<B: KernelBackEnd> KernelLink<B> {
         }
     }
 
-    /// The kernel may still use what it was to give up: its descriptor's end is the end of that.
+    /// Closes the kernel's descriptor, since the kernel may still use memory that it was to
+    /// release: the close ends all use.
     fn close(&mut self, why: &str) {
         self.back_end = None;
         if let Some(active) = &mut self.active {
@@ -356,7 +357,7 @@ impl<B: KernelBackEnd> KernelLink<B> {
         }
     }
 
-    /// Carries out what the owner has said about the kernel's IOTLB.
+    /// Carries out the owner's commands about the kernel's IOTLB.
     fn obey_commands(&mut self) {
         while let Some(back_end) = &mut self.back_end
             && let Some(command) = self.shared.exchange.take_command()
@@ -404,7 +405,7 @@ impl<B: KernelBackEnd> KernelLink<B> {
         }
     }
 
-    /// Asks the owner for what the kernel has missed, a bounded amount.
+    /// Asks the owner for the translations that the kernel has missed, a bounded number.
     fn take_misses(&mut self) {
         let mut has_asked = false;
         for _ in 0..MISSES {

@@ -2,9 +2,9 @@
 //!
 //! A request may need a translation to end: its status, or its place in the used ring. So misses
 //! are answered while GET_VRING_BASE is not. Their updates are sent behind it, and answered behind
-//! it: a back end that takes one message after the other is told of them too late, and is stopped
-//! as if they were not answered, and one that takes updates ahead of others (`vhost-export`) ends
-//! its requests.
+//! it. A back end that takes one message after the other receives them too late, and is stopped as
+//! if they were not answered; one that takes updates ahead of others (`vhost-export`) ends its
+//! requests.
 
 use std::os::fd::AsFd;
 
@@ -16,13 +16,13 @@ use super::Link;
 use crate::iotlb::IotlbSession;
 
 impl Link {
-    /// Stops the rings; where each stands. `None`: the connection is lost.
+    /// Stops the rings, and returns the position of each. `None`: the connection is lost.
     pub(super) fn stop_rings(&mut self) -> Option<Vec<u16>> {
         let rings = &self.active.as_ref()?.activation.rings;
         let indices: Vec<u16> = rings.iter().map(|ring| ring.index).collect();
         let mut bases = Vec::with_capacity(indices.len());
         for index in indices {
-            // What it was told while the one before was stopped has to be answered first.
+            // Messages that were sent while the ring before was stopped have to be answered first.
             if !self.settle() {
                 return None;
             }
@@ -54,8 +54,8 @@ impl Link {
                     return place;
                 }
                 Ok(None) => self.wait_for_stop(),
-                // It has died, or nobody waits for it any more: closing the socket is the last way
-                // to say it.
+                // It has died, or the owner has abandoned the stop: nothing but closing the socket
+                // can notify the back end.
                 Err(error) => {
                     self.lose(&chain(&error));
                     return None;
@@ -64,7 +64,8 @@ impl Link {
         }
     }
 
-    /// Until something has come from the back end or for it, or nobody waits any more.
+    /// Waits until a message of the back end or an order or command of the owner has come, or the
+    /// owner has abandoned the stop.
     fn wait_for_stop(&mut self) {
         let Some(connection) = &self.connection else {
             return;

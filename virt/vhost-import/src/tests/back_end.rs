@@ -20,7 +20,7 @@ use vhost_user::wire::{
     BackendRequest, Inflight, IotlbAccess, IotlbMessage, IotlbRange, Message, ProtocolFeatures,
 };
 
-/// How it behaves.
+/// Behaviour of the back end.
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub features: u64,
@@ -29,7 +29,7 @@ pub struct Plan {
     pub max_ring_size: u16,
     /// Sectors of the disk.
     pub sectors: u64,
-    /// Where a ring that is stopped stands.
+    /// Position of a ring that is stopped.
     pub base: u16,
     /// It never answers a request to stop a ring.
     pub ignores_stop: bool,
@@ -49,7 +49,7 @@ pub struct Plan {
     pub refuses_mtu: bool,
 }
 
-/// What its IOTLB has been told.
+/// Message about its IOTLB that the back end has received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Told {
     Update(IotlbRange, u64, IotlbAccess),
@@ -81,7 +81,7 @@ impl Default for Plan {
     }
 }
 
-/// What has come so far.
+/// Record of the messages received so far.
 #[derive(Debug, Default)]
 pub struct Seen {
     pub connections: u32,
@@ -94,9 +94,9 @@ pub struct Seen {
     /// Regions made, and regions given.
     pub inflight_made: u32,
     pub inflight_given: Vec<Inflight>,
-    /// Where it may ask.
+    /// Channel for its own requests.
     pub channel: Option<SharedFd>,
-    /// What its IOTLB was told, in order.
+    /// Messages about its IOTLB, in order.
     pub told: Vec<Told>,
     pub mtu: Vec<u64>,
     /// Stations that it was to announce.
@@ -327,7 +327,7 @@ impl Player {
         None
     }
 
-    /// Waits until an invalidation may be answered. False: nobody waits for it any more.
+    /// Waits until an invalidation may be answered. False: the front end has closed the connection.
     fn may_answer(&self, event: &Event, socket: &UnixStream) -> bool {
         let &Event::IotlbInvalidate(range) = event else {
             return true;

@@ -1,4 +1,5 @@
-//! A device behind an IOMMU: what its back end may translate, and in which order it is told.
+//! A device behind an IOMMU: the translations that its back end may have, and the order in which it
+//! receives them.
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
@@ -19,7 +20,7 @@ const ACCESS_PLATFORM: u64 = 1 << 33;
 /// User address of guest-physical address 0.
 const USER: u64 = 1 << 44;
 const DOMAIN: u32 = 5;
-/// Where the rings of queue 0 are, in pages of IOVAs; they go to the same page of memory.
+/// IOVA of the rings of queue 0, in pages; they go to the same page of memory.
 const RINGS: u64 = 0xff00;
 
 /// The guest's tables, page by page: where it goes, and whether the device may read and write.
@@ -117,7 +118,7 @@ fn connect(back_end: &BackEnd) -> Result<Guest, ImportError> {
 }
 
 impl World {
-    /// The rings are served, and what was told for that is no matter.
+    /// Returns a world whose rings are served; the messages that this took are cleared.
     fn new(plan: Plan) -> Self {
         let world = Self::begun(plan);
         world.back_end.seen().told.clear();
@@ -198,7 +199,7 @@ impl World {
         channel
     }
 
-    /// The back end misses; whether it is answered that there is an entry.
+    /// Sends a miss of the back end. Returns whether the answer reports an entry.
     fn miss(&mut self, iova: u64, access: IotlbAccess) -> bool {
         let channel = self.channel();
         ask(&channel, iova, access);
@@ -359,7 +360,7 @@ fn where_nothing_is_translated_an_entry_is_a_region() {
     }
 }
 
-/// An entry that was read before an invalidation is told before it.
+/// An entry that was read before an invalidation is sent before it.
 #[test]
 fn entries_and_invalidations_leave_in_the_order_in_which_the_owner_made_them() {
     let mut world = World::new(plan());
@@ -441,7 +442,7 @@ fn misses_are_answered_while_an_invalidation_waits_if_they_are_refused() {
 }
 
 #[test]
-fn what_other_devices_map_is_not_told() {
+fn invalidations_of_other_devices_are_not_forwarded() {
     let mut world = World::new(plan());
     let others = Revoked::Pages {
         domain: DOMAIN + 1,
@@ -669,7 +670,7 @@ fn a_back_end_that_asks_nonsense_is_connected_to_again() {
 }
 
 #[test]
-fn what_is_not_a_miss_is_answered_and_changes_nothing() {
+fn request_other_than_a_miss_is_answered_and_changes_nothing() {
     let mut world = World::new(plan());
     let channel = world.channel();
     let mut sender = Sender::default();

@@ -20,7 +20,7 @@ const OWN: u64 = 1 << 3 | 1 << 5 | 1 << 16;
 const ACCESS_PLATFORM: u64 = 1 << 33;
 const FEATURES: u64 = feature::VERSION_1 | CSUM | MRG_RXBUF | ACCESS_PLATFORM;
 const DOMAIN: u32 = 5;
-/// Where the rings are behind an IOMMU, in pages of IOVAs.
+/// IOVA of the rings behind an IOMMU, in pages.
 const RINGS: u64 = 0xff00;
 
 /// A call that has been made.
@@ -95,7 +95,7 @@ impl Kernel {
     }
 }
 
-/// What the link has; its end is the close of the descriptor.
+/// Handle of the kernel's device, which the link owns; its drop is the close of the descriptor.
 struct Device(Kernel);
 
 impl Drop for Device {
@@ -237,7 +237,7 @@ impl World {
         });
     }
 
-    /// As the owner does it; whether the driver is told of something.
+    /// Polls as the owner does, and returns whether the driver is notified of an event.
     fn poll(&mut self) -> bool {
         let has_news = self.import.has_news();
         let is_told = has_news && self.import.take_news();

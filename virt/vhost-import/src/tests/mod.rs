@@ -25,7 +25,7 @@ const RAM: u64 = 1 << 20;
 const HIGH: u64 = 1 << 32;
 /// Entries of a ring.
 const SIZE: u16 = 64;
-/// How long anything may take that is expected to happen.
+/// Time limit of anything that is expected to happen.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Until it is so.

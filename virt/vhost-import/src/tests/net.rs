@@ -1,4 +1,4 @@
-//! Network devices: what is the back end's, and what is ours.
+//! Network devices: properties of the back end, and properties of this side.
 
 use super::*;
 use crate::{Class, NetIdentity};

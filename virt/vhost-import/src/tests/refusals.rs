@@ -16,7 +16,7 @@ fn refused(plan: Plan, queues: u16, expected: &str) {
 }
 
 #[test]
-fn what_a_device_cannot_do_without_is_named() {
+fn missing_required_feature_is_named() {
     refused(
         Plan {
             features: 1 << 6,
@@ -54,7 +54,7 @@ fn what_a_device_cannot_do_without_is_named() {
 }
 
 #[test]
-fn nobody_there_is_an_error_that_names_the_socket() {
+fn connecting_without_a_listener_fails_and_names_the_socket() {
     let dir = tempfile::tempdir().unwrap();
     let error = Guest::try_connect(config(&dir.path().join("absent"), 1));
     let text = vhost_user::chain(&error.map(drop).unwrap_err());
@@ -184,10 +184,10 @@ fn giving_up_makes_the_stop_done_at_once() {
     eventually("connected again", || back_end.seen().connections == 2);
 }
 
-/// An eventfd that is full and has lost O_NONBLOCK holds whoever writes it; one that is empty,
-/// whoever reads it.
+/// An eventfd that is full and has lost O_NONBLOCK blocks its writer; one that is empty, its
+/// reader.
 #[test]
-fn descriptors_that_the_back_end_makes_blocking_hold_nobody() {
+fn descriptors_that_the_back_end_makes_blocking_block_no_thread() {
     use rustix::fs::{OFlags, fcntl_setfl};
     let back_end = BackEnd::new(plan());
     let mut guest = Guest::connect(&back_end, 1);

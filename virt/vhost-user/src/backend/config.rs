@@ -1,4 +1,4 @@
-//! What a device offers.
+//! Configuration of a session: the features and limits that a device offers.
 
 use crate::wire::{ProtocolFeatures, feature};
 
@@ -21,7 +21,7 @@ pub const SUPPORTED: ProtocolFeatures = ProtocolFeatures(
         | ProtocolFeatures::CONFIGURE_MEM_SLOTS.0,
 );
 
-/// What a session offers and accepts; chosen by the device.
+/// Features and limits of a session; chosen by the device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     /// Virtio (and vhost) feature bits offered. Bit 30 is added where `protocol` is not empty; bit

@@ -22,7 +22,7 @@ pub enum RequestError {
     NotNegotiated {
         /// The request.
         request: RequestId,
-        /// What it needs.
+        /// Protocol features that it needs.
         needed: ProtocolFeatures,
     },
     /// A virtio feature the request depends on was not negotiated.
@@ -30,7 +30,7 @@ pub enum RequestError {
     FeatureMissing {
         /// The request.
         request: RequestId,
-        /// What it needs.
+        /// Feature bits that it needs.
         needed: u64,
     },
     /// No such ring.
@@ -38,7 +38,7 @@ pub enum RequestError {
     RingIndex {
         /// The request.
         request: RequestId,
-        /// What it names.
+        /// Index that the request names.
         index: u32,
         /// Rings there are.
         queues: u16,
@@ -50,7 +50,7 @@ pub enum RequestError {
         request: RequestId,
         /// The ring.
         index: u8,
-        /// What is wrong.
+        /// Name of the field.
         field: &'static str,
         /// Its value.
         value: u64,
@@ -62,7 +62,7 @@ pub enum RequestError {
         request: RequestId,
         /// The ring.
         index: u8,
-        /// What is missing.
+        /// Name of the missing part.
         missing: &'static str,
     },
     /// Something that may not change under a running ring.
@@ -102,7 +102,7 @@ pub enum RequestError {
     TooManyRegions {
         /// The request.
         request: RequestId,
-        /// How many there would be.
+        /// Number of regions that there would be.
         regions: usize,
         /// The bound.
         max: usize,
@@ -130,7 +130,7 @@ pub enum RequestError {
     Daemon {
         /// The request.
         request: RequestId,
-        /// Why.
+        /// Reason that the daemon gives.
         #[source]
         source: Refusal,
     },
@@ -139,7 +139,7 @@ pub enum RequestError {
 /// The session has ended: close the socket.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Fatal {
-    /// A request was refused, and the protocol has no way to tell the front end.
+    /// A request was refused, and the protocol has no way to report that to the front end.
     #[error("a request was refused, and the front end cannot be told")]
     Untold(#[from] RequestError),
     /// An error of the daemon: a message before the last event was finished.
@@ -153,7 +153,7 @@ pub enum Fatal {
     WrongAnswer,
 }
 
-/// How an event did not end well: a line for the log (the protocol has only a number for it).
+/// Failure of an event: a line for the log (the protocol has only a number for it).
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Refusal(pub String);

@@ -1,4 +1,4 @@
-//! What the session asks of the daemon, and what it answers.
+//! Events of the session for the daemon, and the daemon's answers.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -6,14 +6,14 @@ use std::sync::Arc;
 use super::{Kick, Region, RequestError, RingBase, RingConfig, SharedFd};
 use crate::wire::{ConfigAccess, Inflight, IotlbAccess, IotlbRange, Message, ProtocolFeatures};
 
-/// What came of a message.
+/// Outcome of a message.
 #[derive(Debug)]
 pub enum Step {
     /// Done; the reply, where there is one, is to be sent.
     Done(Option<Message>),
     /// The daemon is to act, then to call [`Session::finish`](super::Session::finish).
     Event(Event),
-    /// Refused, and told so by this reply; the session goes on.
+    /// Refused, as this reply reports; the session goes on.
     Refused(RequestError, Message),
 }
 
@@ -53,10 +53,10 @@ pub enum Event {
         range: IotlbRange,
         /// User address of the first.
         user_addr: u64,
-        /// What is allowed.
+        /// Access that is allowed.
         access: IotlbAccess,
     },
-    /// IOTLB entries are gone: finish when nobody uses them any more.
+    /// IOTLB entries are invalidated: finish when no access uses them any more.
     IotlbInvalidate(IotlbRange),
     /// Configuration space is read: answer [`Answer::Config`] with exactly that many bytes.
     ConfigRead(ConfigAccess),
@@ -76,7 +76,7 @@ pub enum Event {
     Reset,
 }
 
-/// How an event ended well.
+/// Successful result of an event.
 #[derive(Debug)]
 pub enum Answer {
     /// Done as asked.
@@ -91,7 +91,7 @@ pub enum Answer {
         fd: OwnedFd,
         /// Bytes of the region.
         mmap_size: u64,
-        /// Where it starts in the file.
+        /// Its offset in the file, in bytes.
         mmap_offset: u64,
     },
 }

@@ -9,9 +9,9 @@ use crate::wire::{MemRegion, RequestId};
 /// A region of guest memory, checked: not empty, and no end overflows.
 #[derive(Clone, Debug)]
 pub struct Region {
-    /// Where it is.
+    /// Its addresses, size and offset in the file.
     pub place: MemRegion,
-    /// Its file. How long the file is, nobody has checked: it may be shorter, or become so.
+    /// Its file, whose length is not checked: it may be shorter than the region, or become so.
     pub fd: SharedFd,
 }
 

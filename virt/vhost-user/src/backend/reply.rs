@@ -1,10 +1,10 @@
-//! Replies that are more than a number, and how "no" is said.
+//! Replies that are more than a number, and replies that refuse.
 
 use zerocopy::IntoBytes;
 
 use crate::wire::{ConfigAccess, Head, Inflight, Message, RequestId, VringState, config};
 
-/// How a request is answered when all went well.
+/// Kind of reply to a request that has succeeded.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Respond {
     /// By an acknowledgement, if one is asked for.
@@ -33,7 +33,7 @@ pub(super) fn inflight_reply(inflight: Inflight) -> Message {
     )
 }
 
-/// How "no" is said in reply to this request, where it can be said.
+/// Returns the reply that refuses this request, where the protocol has one.
 pub(super) fn refusal(
     request: RequestId,
     wants_ack: bool,

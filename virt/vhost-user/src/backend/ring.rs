@@ -12,7 +12,7 @@ pub enum RingLayout {
     Packed,
 }
 
-/// Where a ring starts or stands.
+/// Position of a ring, at which it starts or has stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RingBase {
     /// Split: the next entry of the available ring, modulo 2^16.
@@ -79,16 +79,16 @@ impl RingBase {
     }
 }
 
-/// How the guest says that it added buffers.
+/// Means by which the guest announces that it added buffers.
 #[derive(Clone, Debug)]
 pub enum Kick {
     /// It writes this eventfd.
     Fd(SharedFd),
-    /// It does not: the ring must be polled, and whoever polls it may never sleep.
+    /// It does not: the ring must be polled, and the thread that polls it may never sleep.
     Poll,
 }
 
-/// All there is to know of a ring that starts; checked.
+/// Complete configuration of a ring that starts; checked.
 #[derive(Clone, Debug)]
 pub struct RingConfig {
     /// Its index.
@@ -104,13 +104,13 @@ pub struct RingConfig {
     pub avail: u64,
     /// Used ring or device event suppression.
     pub used: u64,
-    /// Where to start.
+    /// Position at which to start.
     pub base: RingBase,
-    /// How the guest kicks.
+    /// Means by which the guest kicks.
     pub kick: Kick,
-    /// What to signal when buffers were used; `None`: the guest polls, or has not said yet.
+    /// Descriptor to signal when buffers were used; `None`: the guest polls, or has given none yet.
     pub call: Option<SharedFd>,
-    /// What to signal when the ring breaks.
+    /// Descriptor to signal when the ring breaks.
     pub err: Option<SharedFd>,
     /// Whether it may be served, or waits for [`Event::RingEnabled`](super::Event::RingEnabled).
     pub is_enabled: bool,
@@ -124,7 +124,7 @@ pub(super) struct Ring {
     pub addr: Option<VringAddr>,
     /// As on the wire: what it means depends on the layout.
     pub base: u32,
-    /// The last GET_VRING_BASE said 0, so a 0 that comes back is meant.
+    /// The last GET_VRING_BASE returned 0, so a 0 that comes back is meant literally.
     pub is_base_literal: bool,
     pub call: Option<SharedFd>,
     pub err: Option<SharedFd>,

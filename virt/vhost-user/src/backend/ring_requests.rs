@@ -149,7 +149,7 @@ impl Session {
     }
 }
 
-/// A ring's new state, and what the daemon is told of it.
+/// Returns the change to a ring's new state, with the event for the daemon, if there is one.
 fn ring_change(index: u8, ring: Ring, told: Option<Event>) -> Act {
     let change = Change::Ring(index, ring);
     match told {

@@ -1,4 +1,4 @@
-//! The session: dispatch, replies, and what is not about rings.
+//! The session: dispatch, replies, and all requests that are not about rings.
 
 use super::config::Config;
 use super::memory;
@@ -10,7 +10,7 @@ use crate::wire::{
     feature,
 };
 
-/// What becomes true in the session once the daemon has done its part.
+/// Change of the session's state that takes effect once the daemon has finished an event.
 #[derive(Debug)]
 pub(super) enum Change {
     None,
@@ -22,7 +22,7 @@ pub(super) enum Change {
     Reset,
 }
 
-/// What a request comes down to.
+/// Outcome of a valid request.
 pub(super) enum Act {
     Reply(Message),
     /// Nothing for the daemon.
@@ -129,7 +129,7 @@ impl Session {
     ///
     /// # Errors
     /// [`Fatal::WrongAnswer`] is the daemon's own mistake (no event waits, or another answer
-    /// belongs to it); [`Fatal::Untold`] a failure that the front end cannot be told.
+    /// belongs to it); [`Fatal::Untold`] a failure that cannot be reported to the front end.
     pub fn finish(&mut self, outcome: Result<Answer, Refusal>) -> Result<Option<Message>, Fatal> {
         let Pending {
             head,

@@ -53,12 +53,12 @@ fn config() -> Config {
     }
 }
 
-/// A session with the daemon's part played: events succeed unless told otherwise.
+/// A session with the daemon's part played: events succeed unless a test refuses them.
 struct Peer {
     session: Session,
     /// need_reply on every request.
     asks_for_acks: bool,
-    /// Where stopped rings stand.
+    /// Position of stopped rings.
     base: RingBase,
 }
 

@@ -15,7 +15,7 @@ pub enum FrameError {
     /// Another version of the protocol, or no header at all.
     #[error("no message of vhost-user: {request}{}, version {version} where 1 is spoken", AsText(*request))]
     Version {
-        /// What the header names.
+        /// Request that the header names.
         request: RequestId,
         /// The lower two bits of its flags.
         version: u32,
@@ -23,7 +23,7 @@ pub enum FrameError {
     /// A payload above the bound.
     #[error("{request}: payload of {size} bytes, at most {max} accepted")]
     TooLong {
-        /// What the header names.
+        /// Request that the header names.
         request: RequestId,
         /// Bytes announced.
         size: u32,
@@ -57,7 +57,7 @@ impl fmt::Display for AsText {
 
 /// An incremental parser of the stream.
 ///
-/// The caller reads at most [`Assembler::space`] bytes and says how many came, with which
+/// The caller reads at most [`Assembler::space`] bytes and passes the number that came, with their
 /// descriptors.
 #[derive(Debug)]
 pub struct Assembler {
@@ -94,7 +94,7 @@ impl Assembler {
         self.header_len > 0
     }
 
-    /// Where the next bytes go: the rest of the header or of the payload, never empty.
+    /// Returns the space for the next bytes: the rest of the header or of the payload, never empty.
     pub fn space(&mut self) -> &mut [u8] {
         match self.head {
             None => &mut self.header[self.header_len..],
@@ -135,7 +135,8 @@ impl Assembler {
         result
     }
 
-    /// Ends the stream for a reason outside it; what was there is dropped, descriptors closed.
+    /// Ends the stream for a reason outside it. A partial message is dropped, its descriptors are
+    /// closed.
     pub fn fail(&mut self) {
         self.is_failed = true;
         self.fds.clear();

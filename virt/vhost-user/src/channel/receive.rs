@@ -10,12 +10,12 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFl
 use super::{Assembler, DEFAULT_MAX_PAYLOAD, FrameError};
 use crate::wire::{Message, RequestId};
 
-/// The most that the kernel sends at once (SCM_MAX_FD). Room for all of them, though no message may
-/// have so many: what there is no room for is closed by the kernel, in this thread, and nobody
-/// could have looked at it.
+/// Most descriptors that the kernel sends at once (SCM_MAX_FD). There is room for all of them,
+/// though no message may have so many: the kernel would close the others in this thread, without a
+/// check of their kind.
 const MOST_AT_ONCE: usize = 253;
 
-/// Why no message can come any more.
+/// Reason why no message can be received any more.
 #[derive(Debug, thiserror::Error)]
 pub enum ReceiveError {
     /// The peer closed its end.
@@ -67,7 +67,7 @@ impl Receiver {
         }
     }
 
-    /// Every descriptor is shown to `accepts` before anything else is done with it, with the
+    /// Every descriptor is passed to `accepts` before anything else is done with it, with the
     /// request that it came with, if that is known already; one that it does not take ends the
     /// stream.
     #[must_use]

@@ -14,7 +14,7 @@ use crate::wire::{HEADER_LEN, MAX_FDS, Message};
 /// before it asks again; one that lets this many pile up does not read at all.
 pub const DEFAULT_BACKLOG: usize = 64 << 10;
 
-/// Why a message cannot be sent.
+/// Reason why a message cannot be sent.
 #[derive(Debug, thiserror::Error)]
 pub enum SendError {
     /// The peer does not read: the backlog is full. The message is not queued.
@@ -30,7 +30,7 @@ pub enum SendError {
     /// More descriptors than a message may carry. The message is not queued.
     #[error("{fds} descriptors with one message, at most {MAX_FDS} allowed")]
     TooManyFds {
-        /// How many.
+        /// Descriptors of the message.
         fds: usize,
     },
     /// The system call failed.
@@ -38,7 +38,7 @@ pub enum SendError {
     Socket(#[source] std::io::Error),
 }
 
-/// What [`Sender::flush`] got done.
+/// Outcome of [`Sender::flush`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flushed {
     /// Nothing waits.

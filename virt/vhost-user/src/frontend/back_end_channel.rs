@@ -8,13 +8,13 @@ use super::{CallError, Connection};
 use crate::channel::{ReceiveError, Receiver, SendError, Sender};
 use crate::wire::{BackendRequest, DecodeError, Message, Request, RequestId};
 
-/// Why the channel is of no use any more. The connection that it belongs to is not either.
+/// Reason why the channel cannot be used any more. The connection that it belongs to cannot either.
 #[derive(Debug, thiserror::Error)]
 pub enum ChannelError {
     /// Nothing more can be received.
     #[error("its channel for requests has failed")]
     Receive(#[from] ReceiveError),
-    /// It has sent what is no request.
+    /// It has sent a message that is no request.
     #[error("it asks for what makes no sense")]
     Request(#[from] DecodeError),
     /// It does not read the answers to its requests.
@@ -68,7 +68,7 @@ impl BackEndChannel {
         Ok(Some((request, message.head.needs_reply())))
     }
 
-    /// Answers `request`: whether what was asked for is done.
+    /// Answers `request`: whether it was carried out.
     ///
     /// # Errors
     /// [`ChannelError`].

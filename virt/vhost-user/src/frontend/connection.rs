@@ -29,7 +29,7 @@ pub struct Connection {
     sender: Sender,
     receiver: Receiver,
     cancel: Option<Arc<OwnedFd>>,
-    /// How long a reply may take; `None`: as long as it takes.
+    /// Time limit of a reply; `None`: no limit.
     pub limit: Option<Duration>,
     /// Acknowledged. With REPLY_ACK every request without a reply of its own asks for one.
     pub(super) protocol: ProtocolFeatures,
@@ -49,7 +49,7 @@ impl Drop for Connection {
 
 impl Connection {
     /// Connects to `path`, without waiting for a listener that is busy. Each reply may take
-    /// `limit`; what waits for one ends when `cancel` becomes readable.
+    /// `limit`; a wait for one ends when `cancel` becomes readable.
     ///
     /// # Errors
     /// No process listens, or not now.
@@ -183,10 +183,10 @@ impl Connection {
         }
     }
 
-    /// Between requests: nothing may come, so what the socket has is its end.
+    /// Checks the socket between requests: nothing may come then but its end.
     ///
     /// # Errors
-    /// What it has, in words.
+    /// The socket has ended, or the back end has sent a message; a description of which.
     pub fn check_idle(&mut self) -> Result<(), String> {
         match self.receiver.receive(&self.socket) {
             Ok(None) => Ok(()),

@@ -13,7 +13,7 @@ pub enum CallError {
     Timeout {
         /// Which request.
         request: RequestId,
-        /// How long it was waited for.
+        /// Duration of the wait.
         limit: Duration,
     },
     /// The socket failed, or its other end was closed.
@@ -29,16 +29,16 @@ pub enum CallError {
     Reply {
         /// Which request.
         request: RequestId,
-        /// What is wrong with it.
+        /// Fault of the reply.
         source: DecodeError,
     },
-    /// The back end said no.
+    /// The back end has refused the request.
     #[error("{request}: the back end refuses")]
     Refused {
         /// Which request.
         request: RequestId,
     },
-    /// Whoever waited has given up.
+    /// The caller has cancelled its wait.
     #[error("{request}: given up")]
     Cancelled {
         /// Which request.
@@ -47,9 +47,9 @@ pub enum CallError {
     /// The memory has more regions than the back end takes.
     #[error("the back end takes {slots} regions of memory, the guest has {regions}")]
     Slots {
-        /// What it takes.
+        /// Regions that the back end takes.
         slots: u64,
-        /// What there are.
+        /// Regions of the guest.
         regions: usize,
     },
     /// The host refused a descriptor.

@@ -1,8 +1,8 @@
-//! What the replies to requests say.
+//! Decoding of replies to requests.
 //!
 //! Requests are built by [`Request::encode`](crate::wire::Request::encode) and sent like any
-//! message; which of them are answered is [`expects_reply`]'s to tell. Replies come in the order of
-//! the requests.
+//! message; [`expects_reply`] returns whether one is answered. Replies come in the order of the
+//! requests.
 
 use std::os::fd::OwnedFd;
 

@@ -1,4 +1,4 @@
-//! Which messages in which order: negotiation, memory, starting and stopping rings.
+//! Sequences of messages: negotiation, memory, starting and stopping rings.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -8,7 +8,7 @@ use crate::wire::{
     VringFd, VringState, feature,
 };
 
-/// What a back end offers.
+/// Offer of a back end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offer {
     /// Virtio features, and bit 30.
@@ -29,7 +29,7 @@ pub struct Ring<'a> {
     pub index: u8,
     /// Entries.
     pub size: u16,
-    /// Where it goes on.
+    /// Position at which it goes on.
     pub base: u32,
     /// Descriptors: a user address, as are the two below.
     pub desc: u64,
@@ -152,7 +152,8 @@ impl Connection {
             queue_size,
         };
         match self.call(Request::GetInflightFd(wanted))? {
-            // Its numbers are not looked into: who made it gets it back, or its successor does.
+            // Its numbers are not checked: the back end that made it gets it back, or its
+            // successor.
             Some(Reply::Inflight(Some(region))) => Ok(region),
             _ => Err(refused(RequestId::GET_INFLIGHT_FD)),
         }
@@ -249,7 +250,7 @@ impl Connection {
         self.send(Request::GetVringBase { index }).map(drop)
     }
 
-    /// Where a ring stands that was [to stop](Self::begin_stop), once it has.
+    /// Returns the position of a ring that was [to stop](Self::begin_stop), once it has.
     ///
     /// # Errors
     /// [`CallError`].

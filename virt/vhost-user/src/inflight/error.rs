@@ -1,4 +1,4 @@
-//! What can be wrong with a region, and with a request.
+//! Errors of a region, and of a request.
 
 /// The region cannot be used; the ring is not to be served with it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -24,7 +24,7 @@ pub enum RecoverError {
     Corrupt {
         /// The document's name for it.
         field: &'static str,
-        /// What it says.
+        /// Value of the field.
         value: u64,
     },
 }
@@ -56,7 +56,7 @@ pub enum TrackError {
         /// The head.
         head: u16,
     },
-    /// A completion for what is not in flight, or was completed before.
+    /// A completion of a head that is not in flight, or was completed before.
     #[error("head {head} is not in flight")]
     NotInFlight {
         /// The head, or the slot's number.

@@ -113,7 +113,7 @@ pub fn region_len(layout: RingLayout, queues: u16, desc_num: u16) -> Option<u64>
     is_valid.then(|| u64::from(queues) * queue_region_len(layout, desc_num) as u64)
 }
 
-/// Whether sizes fit, and what the region says of itself; `true` if it was never used.
+/// Checks that sizes fit, and the region's own header. Returns `true` if it was never used.
 pub(super) fn check_head(
     region: &impl Region,
     layout: RingLayout,

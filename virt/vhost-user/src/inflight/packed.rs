@@ -92,7 +92,7 @@ pub struct Packed<R> {
     pub(super) free_head: u16,
     /// Descriptors in flight, the batch's included; at most `ring_size`.
     pub(super) in_flight: u16,
-    /// Where the batch is to be written.
+    /// Position at which the batch is to be written.
     pub(super) used: PackedPosition,
     /// Heads returned since the last commit.
     pub(super) batch: Vec<u16>,
@@ -182,7 +182,8 @@ impl<R: Region> Packed<R> {
         Ok(())
     }
 
-    /// Where the next used descriptor goes: the first of the batch, until it is committed.
+    /// Returns the position of the next used descriptor: the first of the batch, until it is
+    /// committed.
     pub fn used(&self) -> PackedPosition {
         self.used
     }

@@ -15,7 +15,7 @@ const AVAIL: u16 = 1 << 7;
 /// VIRTQ_DESC_F_USED.
 const USED: u16 = 1 << 15;
 
-/// What recovery needs of the ring in the guest's memory.
+/// Access to the ring in the guest's memory that recovery needs.
 pub trait PackedRing {
     /// The flags of the descriptor at `at`, below the ring's size.
     fn flags(&self, at: u16) -> u16;
@@ -35,7 +35,7 @@ pub fn was_in_use(at: PackedPosition, size: u16, ring: &impl PackedRing) -> bool
 /// A request to be executed again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PackedRequest {
-    /// What [`Packed::complete`] takes.
+    /// Slot for [`Packed::complete`].
     pub slot: Slot,
     /// Its descriptors as they were taken, at least one; in the ring they may be overwritten. The
     /// last one's id is the buffer's. The front end may have changed them: they are checked as if
@@ -43,12 +43,12 @@ pub struct PackedRequest {
     pub descs: Vec<PackedDesc>,
 }
 
-/// What a predecessor left.
+/// State that a predecessor left.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PackedRecovery {
     /// In the order in which they were taken; in flight already, so without `begin`.
     pub requests: Vec<PackedRequest>,
-    /// Where the next used descriptor goes; [`Packed::used`] says the same.
+    /// Position of the next used descriptor, the same as [`Packed::used`].
     pub used: PackedPosition,
     /// The next descriptor to take. Both positions replace the base of SET_VRING_BASE, which a
     /// front end can only guess after a crash.
@@ -56,11 +56,11 @@ pub struct PackedRecovery {
 }
 
 impl<R: Region> Packed<R> {
-    /// Takes over a region, new or left by a predecessor. Nobody else serves the ring any more; the
-    /// driver may go on. A region that was never used (version 0) starts at `base` with nothing in
-    /// flight; otherwise `base` is not looked at.
+    /// Takes over a region, new or left by a predecessor. No other process may serve the ring any
+    /// more; the driver may go on. A region that was never used (version 0) starts at `base` with
+    /// nothing in flight; otherwise `base` is ignored.
     ///
-    /// Dying inside and calling it again gives the same.
+    /// If the process dies within the call, a repeated call has the same result.
     ///
     /// # Errors
     /// If the region is too small or its contents impossible. Nothing is stored then.
@@ -276,7 +276,7 @@ impl Entries {
     }
 }
 
-/// What is in flight.
+/// Descriptor chains and requests in flight.
 struct Chains {
     chains: Vec<Chain>,
     in_flight: u16,

@@ -19,7 +19,7 @@ pub struct Split<R> {
     counter: u64,
 }
 
-/// What a predecessor left.
+/// State that a predecessor left.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SplitRecovery {
     /// Heads to be executed again, in the order in which they were taken; they are in flight
@@ -34,11 +34,11 @@ pub struct SplitRecovery {
 
 impl<R: Region> Split<R> {
     /// Takes over a region, new or left by a predecessor. `desc_num` is the queue size of the
-    /// inflight message, `used_idx` the used ring's `idx` now. Nobody else serves the ring any
-    /// more.
+    /// inflight message, `used_idx` the used ring's `idx` now. No other process may serve the ring
+    /// any more.
     ///
-    /// A region that was never used (version 0) starts from `used_idx` with nothing in flight.
-    /// Dying inside and calling it again gives the same.
+    /// A region that was never used (version 0) starts from `used_idx` with nothing in flight. If
+    /// the process dies within the call, a repeated call has the same result.
     ///
     /// # Errors
     /// If the region is too small or its contents impossible. Nothing is stored then.
@@ -143,7 +143,7 @@ impl<R: Region> Split<R> {
         Ok(())
     }
 
-    /// What the used ring's `idx` has to become for the batch as it is.
+    /// Returns the value to store to the used ring's `idx` for the batch as it is.
     pub fn used_idx_after(&self) -> u16 {
         // At most one entry per head, which fits.
         self.used_idx.wrapping_add(self.batch.len() as u16)

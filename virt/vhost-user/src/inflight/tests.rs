@@ -14,8 +14,8 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// How many stores are left before death. A dead process's code runs on here, but its stores
-/// have no effect, and the test throws away what it believes.
+/// Number of stores that are left before a simulated crash. The code of a dead process runs on
+/// here, but its stores have no effect, and the test discards its state.
 #[derive(Debug, Default)]
 struct Life {
     left: Cell<Option<u32>>,
@@ -42,7 +42,7 @@ impl Life {
     }
 }
 
-/// A region that outlives its users and takes stores only from the living.
+/// A region that outlives its users, and ignores stores of one that has crashed.
 #[derive(Clone, Debug)]
 struct Mortal {
     life: Rc<Life>,
@@ -129,7 +129,7 @@ impl Choices {
     }
 }
 
-/// What one side of the test found wrong.
+/// Verdict of one side of the test: the fault found, if any.
 type Verdict = Result<(), String>;
 
 fn check(is_right: bool, what: impl FnOnce() -> String) -> Verdict {
@@ -150,7 +150,7 @@ impl Account {
         self.executed.len() - 1
     }
 
-    /// What the dead execute does not count.
+    /// Records an execution, unless the process has crashed.
     fn execute(&mut self, life: &Life, request: usize) {
         if !life.is_over() {
             self.executed[request] = true;
@@ -251,7 +251,7 @@ fn kill_at_each_store<M: Machine>(machine: impl Fn() -> M, seed: u32) -> Result<
     Ok(stores)
 }
 
-/// That the checker sees what a device that stores in a wrong order does.
+/// Asserts that the checker detects a device that stores in a wrong order.
 fn assert_caught<M: Machine + Debug>(machine: impl Fn() -> M) {
     let caught = (0..40).find_map(|seed| kill_at_each_store(&machine, seed).err());
     let wrong = machine();

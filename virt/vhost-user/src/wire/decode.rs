@@ -38,7 +38,7 @@ impl Request {
     }
 }
 
-/// A message being taken apart: what is left in `fds` at the end is superfluous.
+/// A message being decoded: descriptors left in `fds` at the end are superfluous.
 pub(crate) struct Parts {
     pub request: RequestId,
     pub payload: Vec<u8>,
@@ -228,7 +228,7 @@ impl Parts {
         Ok(regions.into_iter().zip(self.fds.drain(..)).collect())
     }
 
-    /// With the C structure's padding or without.
+    /// Decodes an inflight description, with the C structure's padding or without.
     pub fn inflight(&mut self) -> Result<Inflight, DecodeError> {
         if self.payload.len() == INFLIGHT_UNPADDED {
             self.payload.resize(size_of::<InflightRaw>(), 0);

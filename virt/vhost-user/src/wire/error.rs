@@ -1,4 +1,4 @@
-//! What a message alone can get wrong.
+//! Errors of a message by itself, whatever the session's state.
 
 use super::RequestId;
 
@@ -16,15 +16,15 @@ pub enum DecodeError {
     Direction {
         /// The request.
         request: RequestId,
-        /// What the flag says.
+        /// Value of the reply flag.
         is_reply: bool,
     },
     /// A reply to another request than the one sent.
     #[error("reply to {request} instead of {expected}")]
     WrongReply {
-        /// What it says it answers.
+        /// Request that the reply names.
         request: RequestId,
-        /// What was asked.
+        /// Request that was sent.
         expected: RequestId,
     },
     /// The payload's size does not fit the request or the counts inside the payload.
@@ -54,7 +54,7 @@ pub enum DecodeError {
         request: RequestId,
         /// The specification's name of the field.
         field: &'static str,
-        /// What it holds.
+        /// Value of the field.
         value: u64,
     },
 }

@@ -35,9 +35,9 @@ pub struct IotlbRange {
 pub enum IotlbMessage {
     /// Type 1, from the back end: no entry allows `access` at `iova`.
     Miss {
-        /// Where.
+        /// Address of the access.
         iova: u64,
-        /// What was wanted.
+        /// Access that was wanted.
         access: IotlbAccess,
     },
     /// Type 2, from the front end: `range` is at `user_addr`.
@@ -46,7 +46,7 @@ pub enum IotlbMessage {
         range: IotlbRange,
         /// User address of `range.first`; the last one does not overflow.
         user_addr: u64,
-        /// What is allowed.
+        /// Access that is allowed.
         access: IotlbAccess,
     },
     /// Type 3, from the front end: forget `range`.
@@ -56,9 +56,9 @@ pub enum IotlbMessage {
     },
     /// Type 4, from the back end: an entry exists and forbids `access`.
     AccessFail {
-        /// Where.
+        /// Address of the access.
         iova: u64,
-        /// What was wanted.
+        /// Access that was wanted.
         access: IotlbAccess,
     },
 }

@@ -20,12 +20,12 @@ pub(super) const VRING_F_LOG: u32 = 1;
 pub struct VringState {
     /// Ring.
     pub index: u32,
-    /// What the request is about: entries, base, or 0 and 1.
+    /// Value by request: number of entries, base, or 0 and 1.
     pub num: u32,
 }
 const _: () = assert!(size_of::<VringState>() == 8);
 
-/// Where a ring lies: user addresses, or IOVAs once ACCESS_PLATFORM is negotiated.
+/// Addresses of a ring: user addresses, or IOVAs once ACCESS_PLATFORM is negotiated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VringAddr {
     /// Ring.
@@ -58,12 +58,12 @@ pub struct MemRegion {
     pub size: u64,
     /// The same place in the front end's address space; ring addresses are given in it.
     pub user_addr: u64,
-    /// Where it starts in the descriptor's file.
+    /// Its offset in the descriptor's file, in bytes.
     pub mmap_offset: u64,
 }
 const _: () = assert!(size_of::<MemRegion>() == 32);
 
-/// Who changes the configuration space.
+/// Origin of a change of the configuration space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConfigKind {
     /// The guest, flags 0: only writable fields.
@@ -88,7 +88,7 @@ pub struct ConfigAccess {
 pub struct Inflight {
     /// Bytes; 0 in a request for one.
     pub mmap_size: u64,
-    /// Where it starts in the descriptor's file.
+    /// Its offset in the descriptor's file, in bytes.
     pub mmap_offset: u64,
     /// Rings it tracks.
     pub queues: u16,

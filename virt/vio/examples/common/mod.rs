@@ -1,5 +1,5 @@
-//! What the two examples measure with: a guest's memory without an IOMMU, seen as another
-//! process's, a driver that fills one ring, and laps in which a device serves what it offers.
+//! Harness of the two examples: a guest's memory without an IOMMU, seen as another process's, a
+//! driver that fills one ring, and laps in which a device serves the chains offered.
 //!
 //! The driver fills the ring between the timed parts; in split rings it stores the index inside
 //! them, once per batch.
@@ -25,7 +25,7 @@ const DEVICE: u64 = 0x12_0000;
 const TABLE: u64 = 0x20_0000;
 const FEATURES: u64 = feature::VERSION_1 | feature::INDIRECT_DESC | feature::EVENT_IDX;
 
-/// What the driver offers: chains of header, 4 KiB to be written by the device, status.
+/// Shape of the chains that the driver offers: header, 4 KiB to be written by the device, status.
 #[derive(Clone, Copy)]
 pub struct Case {
     pub packed: bool,
@@ -146,7 +146,7 @@ impl World {
         Ok(Self { guest, ram })
     }
 
-    /// A ring that nobody has used.
+    /// Returns a ring that was never used.
     pub fn ring(&self, case: Case) -> Result<Ring, Box<dyn Error>> {
         for at in (DESC..TABLE).step_by(8) {
             self.guest.write(Gpa::new(at), &[0; 8]).map_err(stopped)?;
@@ -161,16 +161,16 @@ impl World {
         Ok(Ring::new(&config, SIZE, case.features())?)
     }
 
-    /// A device's door to it.
+    /// Returns a device's view of the memory.
     pub fn view<'a>(&'a self, direct: &'a mut DirectMap) -> View<'a, DirectMap, ForeignRam> {
         View::new(direct, &self.ram, SourceId::new(0, 1, 0))
     }
 
-    /// Fills a new ring of `case` and has `visit` serve it batch after batch, lap after lap;
-    /// nanoseconds per chain.
+    /// Fills a new ring of `case` and has `visit` serve it batch after batch, lap after lap.
+    /// Returns nanoseconds per chain.
     ///
     /// # Errors
-    /// What `visit` answers; a driver that cannot reach its ring.
+    /// The error of `visit`, or the driver cannot reach its ring.
     pub fn time(
         &self,
         case: Case,

@@ -13,16 +13,16 @@
 //! brought in only to be dropped. What is not RAM, or not a whole page, is left out and counted;
 //! the rest goes to a [`BalloonIo`] in batches.
 //!
-//! **Until when.** Without MUST_TELL_HOST a driver may use pages of the balloon before the device
-//! has heard of it, and reported ones are used without a word. So the device may change what a page
-//! holds only from when it sees the page named to when it uses the buffer (§5.5.6.2, §5.5.6.7.2).
-//! [`BalloonIo`] has either dropped a page before that or answers a ticket, and until that is done
-//! the buffer is not used and the device counts as in flight: neither a pause nor a reset is over
-//! while pages are being dropped. (No lease is held meanwhile: what a driver unmaps before its
-//! report is used may still be dropped. Page numbers reach all of the guest anyway.) MUST_TELL_HOST
-//! would gain nothing where memory comes back by itself.
+//! **Ownership of pages.** Without MUST_TELL_HOST a driver may use pages of the balloon before the
+//! device has seen the announcement, and it uses reported ones without any. So the device may
+//! change the content of a page only between seeing the page named and using the buffer (§5.5.6.2,
+//! §5.5.6.7.2). [`BalloonIo`] has either dropped a page before that or answers a ticket, and until
+//! that is done the buffer is not used and the device counts as in flight: neither a pause nor a
+//! reset is over while pages are being dropped. (No lease is held meanwhile: what a driver unmaps
+//! before its report is used may still be dropped. Page numbers reach all of the guest anyway.)
+//! MUST_TELL_HOST would gain nothing where memory comes back by itself.
 //!
-//! **What a reported page holds.** Without PAGE_POISON the driver must treat reported pages as
+//! **Content of reported pages.** Without PAGE_POISON the driver must treat reported pages as
 //! uninitialized (§5.5.6.7.1). The device promises no more than this: each page holds what it held
 //! or zeroes, and from the used buffer on only the guest's own stores change that; it never holds
 //! what is not the guest's. A driver that expects free pages to keep a value must not accept
@@ -30,8 +30,8 @@
 //!
 //! **Statistics.** The device asks by using the one buffer that the driver keeps in the queue; the
 //! next one holds the answer (§5.5.6.3). It is read when it comes and *left in the ring* until the
-//! next [`Balloon::request_statistics`]. So nothing is in flight meanwhile, and whoever goes on
-//! from a saved state reads it again.
+//! next [`Balloon::request_statistics`]. So nothing is in flight meanwhile, and a device that
+//! resumes from a saved state reads it again.
 //!
 //! **Numbers of queues.** The specification lists inflateq 0, deflateq 1, statsq 2, free_page_vq 3,
 //! reporting_vq 4, of which three "only exist" with their feature. Linux's driver and QEMU's device
@@ -58,8 +58,8 @@
 //! then offers no ACCESS_PLATFORM. Nor should a guest give a balloon to its user space: it can name
 //! any page.
 //!
-//! Reading order: this file (what a balloon is made of, and what its owner wants of it), `class`
-//! (what the body asks of it), `take` (steps of a chain), `pages`, `statistics`.
+//! Reading order: this file (the parts of a balloon, and its owner's interface), `class` (the hooks
+//! for the body), `take` (steps of a chain), `pages`, `statistics`.
 
 mod class;
 mod pages;
@@ -89,36 +89,36 @@ pub mod balloon_feature {
     pub const PAGE_REPORTING: u64 = 1 << 5;
 }
 
-/// What becomes of pages that the guest does without. Never blocks. All calls come from the
-/// device's thread.
+/// Back end of a balloon, which may discard pages that the guest does not need. Never blocks. All
+/// calls come from the device's thread.
 ///
-/// Ranges of one call may overlap. It may leave any page as it is, such as one that another device
-/// is using.
+/// Ranges of one call may overlap. The back end may leave any page as it is, such as one that
+/// another device is using.
 ///
-/// `Err`: pages are being dropped, and the ticket tells when that is over. It is a number of the
-/// same kind as those of absent memory, since
-/// [`QueueDevice::ticket_done`](crate::QueueDevice::ticket_done) is told of both: whoever brings
-/// pages in hands out both. Then the same is asked again, or something else where the guest has
-/// changed its buffer; for pages that have been dropped the answer is `Ok`.
+/// `Err`: pages are being discarded, and the ticket completes when that is over. Tickets are
+/// numbers of the same kind as those of absent memory, since
+/// [`QueueDevice::ticket_done`](crate::QueueDevice::ticket_done) reports both: the pager hands out
+/// both. Then the call is repeated, or another is made where the guest has changed its buffer; for
+/// pages that have been discarded the answer is `Ok`.
 pub trait BalloonIo: Send {
-    /// The guest has put these pages into the balloon, and will tell, if late, when it uses them
-    /// again. What they hold may be dropped until this answers `Ok`, and no longer; a page that is
-    /// reached again holds what it held or zeroes.
+    /// The guest has put these pages into the balloon, and announces, if late, when it uses them
+    /// again. Their contents may be discarded until this returns `Ok`, and no longer; a page that
+    /// is accessed again holds its former content or zeroes.
     fn inflated(&mut self, pages: &[PageRange]) -> Result<(), Ticket>;
 
     /// The guest takes these pages out of the balloon. It may have used them for long, or never
     /// have put them in.
     fn deflated(&mut self, pages: &[PageRange]);
 
-    /// These pages are free at the moment. As [`inflated`](Self::inflated), but the guest will use
-    /// them without a word.
+    /// These pages are free at the moment. As [`inflated`](Self::inflated), but the guest uses them
+    /// again without an announcement.
     fn reported(&mut self, pages: &[PageRange]) -> Result<(), Ticket>;
 
     /// The driver is gone: no page is in the balloon.
     fn reset(&mut self);
 }
 
-/// How a balloon shows itself.
+/// Configuration of a balloon.
 #[derive(Clone, Copy, Debug)]
 pub struct BalloonConfig {
     /// Entries of each queue at most, a power of two from 32 to 1024: Linux reports 32 ranges at a
@@ -147,7 +147,7 @@ impl Default for BalloonConfig {
     }
 }
 
-/// Why there is no such balloon.
+/// Reason why a balloon cannot be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BalloonError {
     /// Queue size.
@@ -158,7 +158,7 @@ pub enum BalloonError {
     Ram,
 }
 
-/// What a balloon was told of, in pages, and what it ignored; since it was made.
+/// Counters of a balloon since it was made, in pages: those announced, and those ignored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BalloonCounts {
     /// Pages put into the balloon. A page that was put in twice counts twice, here as below.
@@ -173,7 +173,7 @@ pub struct BalloonCounts {
     pub statistics: u64,
 }
 
-/// What a queue is for.
+/// Role of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
     Inflate,
@@ -195,7 +195,7 @@ fn roles(features: u64) -> impl Iterator<Item = Role> {
     [Role::Inflate, Role::Deflate].into_iter().chain(optional)
 }
 
-/// How far the next chain was worked off.
+/// Position in the next chain up to which it was processed.
 #[derive(Clone, Copy, Debug, Default)]
 struct Progress {
     /// Bytes of page numbers, or of reported buffers.
@@ -229,7 +229,7 @@ pub struct BalloonClass {
     target: u32,
     /// `actual`: pages that it has, as the driver says.
     actual: u32,
-    /// How often the target has changed.
+    /// Number of changes of the target, modulo 256.
     generation: u8,
     /// Reused.
     chain: Chain,
@@ -290,8 +290,8 @@ impl Balloon {
         }))
     }
 
-    /// The balloon is to have so many pages of 4 KiB, or all that the guest has if those are fewer.
-    /// The driver is told by the next visit, and does what it can, when it can.
+    /// Sets the target: so many pages of 4 KiB, or all that the guest has if those are fewer. The
+    /// next visit notifies the driver, which does what it can, when it can.
     pub fn set_target(&mut self, pages: u32) {
         let class = self.class_mut();
         let most = u32::try_from(class.ram.pages()).unwrap_or(u32::MAX);
@@ -319,12 +319,12 @@ impl Balloon {
         self.class_mut().wants_statistics = true;
     }
 
-    /// The last statistics of this driver: what it says of itself goes with it.
+    /// Returns the last statistics of this driver; a reset of the device clears them.
     pub fn statistics(&self) -> Option<&Statistics> {
         self.class().statistics.as_ref()
     }
 
-    /// What the guest has said, in numbers.
+    /// Returns the counters of the pages that the guest has announced.
     pub fn counts(&self) -> BalloonCounts {
         self.class().counts
     }

@@ -12,7 +12,7 @@ pub(super) const MAX_PAGES: u64 = 512;
 pub struct PageRange {
     /// First byte of the first page.
     pub gpa: Gpa,
-    /// How many, of 4 KiB each.
+    /// Number of pages, of 4 KiB each.
     pub pages: u64,
 }
 
@@ -70,7 +70,7 @@ impl Numbers {
     }
 }
 
-/// Where guest RAM is.
+/// Regions of guest RAM.
 #[derive(Debug)]
 pub(super) struct Ram {
     /// Sorted, apart from each other, not empty.
@@ -119,7 +119,7 @@ impl Ram {
     }
 }
 
-/// Pages of one step, on their way to whoever takes them.
+/// Pages of one step, collected for one call of the back end.
 #[derive(Debug)]
 pub(super) struct Batch {
     ranges: Vec<PageRange>,
@@ -154,7 +154,7 @@ impl Batch {
     }
 
     /// Adds RAM, to the last range where it continues that in either direction: guests allocate
-    /// both ways. Pages that lie in that range already are no news.
+    /// both ways. Pages that lie in that range already add nothing.
     pub(super) fn add(&mut self, pages: Numbers) {
         debug_assert!(pages.count() != 0, "pages of RAM");
         if let Some(range) = self.ranges.last_mut() {

@@ -21,11 +21,11 @@ mod tag {
     pub(super) const HTLB_PGFAIL: u16 = 9;
 }
 
-/// What a guest says of its memory; nothing of it is checked, and each figure is the driver's to
-/// give or not.
+/// Memory statistics as a guest reports them: nothing of them is checked, and the driver may omit
+/// any figure.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Statistics {
-    /// When they were read, on the clock of visits, in nanoseconds.
+    /// Time at which they were read, on the clock of visits, in nanoseconds.
     pub read_at_ns: u64,
     /// Bytes swapped in since the guest booted.
     pub swap_in: Option<u64>,

@@ -15,7 +15,7 @@ const PFN: u32 = 4;
 /// Bytes of page numbers that one step reads: as many as Linux sends at a time.
 const PFN_BYTES: usize = 1024;
 
-/// What one step made of a chain; the pages are in the batch.
+/// Outcome of one step over a chain; the pages are in the batch.
 struct Looked {
     progress: Progress,
     is_over: bool,

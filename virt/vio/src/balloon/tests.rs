@@ -1,4 +1,4 @@
-//! The balloon driven as a guest would, against a back end that records what it is told.
+//! The balloon driven as a guest would, against a back end that records its calls.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -22,7 +22,7 @@ use crate::{Activity, QueueDevice};
 const MIB: u64 = 1 << 20;
 /// Two regions, with a hole of 2 MiB between them.
 const RAM: [(Gpa, u64); 2] = [(Gpa::new(0), 2 * MIB), (Gpa::new(4 * MIB), 2 * MIB)];
-/// Where the guest keeps what it sends.
+/// Address of the buffers that the guest sends.
 const DATA: u64 = 0x4_0000;
 const SIZE: u16 = 64;
 const INFLATE: usize = 0;
@@ -30,7 +30,7 @@ const DEFLATE: usize = 1;
 const STATISTICS: usize = 2;
 const REPORT: usize = 3;
 
-/// What somebody was told, page by page.
+/// Call of the back end, page by page.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Told {
     Inflated(Vec<u64>),
@@ -214,7 +214,7 @@ impl Guest {
         panic!("it is busy for ever");
     }
 
-    /// How many buffers `queue` gives back now; the device has written nothing into any.
+    /// Counts the buffers that `queue` gives back now; the device has written nothing into any.
     fn used(&mut self, queue: usize) -> usize {
         let driver = &mut self.queues[queue];
         let used: Vec<_> = std::iter::from_fn(|| driver.used()).collect();
@@ -288,7 +288,7 @@ fn numbers_outside_ram_are_ignored_and_counted() {
 }
 
 #[test]
-fn what_of_a_chain_makes_no_sense_is_ignored_and_the_chain_is_used() {
+fn malformed_parts_of_a_chain_are_ignored_and_the_chain_is_used() {
     both(|mask| {
         let mut guest = Guest::new(mask);
         guest.put_numbers(DATA, &[9, 10, 11]);
@@ -401,7 +401,7 @@ fn a_chain_that_changes_while_it_is_worked_off_harms_nobody() {
 }
 
 #[test]
-fn what_breaks_the_rules_of_rings_ends_in_a_reset() {
+fn ring_violation_needs_a_reset() {
     both(|mask| {
         for queue in [INFLATE, DEFLATE, STATISTICS, REPORT] {
             let mut guest = Guest::new(mask);

@@ -1,4 +1,4 @@
-//! What a block device needs from whatever stores its blocks.
+//! Interface of a block device to the back end that stores its blocks.
 //!
 //! The device names each request by a *slot*, below [`BlockIo::depth`], which it uses for one
 //! request at a time. A back end never blocks: [`submit`](BlockIo::submit) queues,
@@ -10,8 +10,8 @@
 //! after the completion, by copies that need no lease; by one copy between the guest and contents
 //! that lie in this process's memory; or not at all.
 //!
-//! What need not wait is not submitted: the device first offers an operation to
-//! [`run_now`](BlockIo::run_now), and only what that declines takes a slot.
+//! An operation that need not wait is not submitted: the device first offers it to
+//! [`run_now`](BlockIo::run_now), and only one that this declines takes a slot.
 
 use std::any::Any;
 use std::os::fd::RawFd;
@@ -19,7 +19,7 @@ use std::path::PathBuf;
 
 use guest_mem::{Hva, KeepAlive};
 
-/// How data get between the back end and the guest.
+/// Method of data transfer between the back end and the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transfer {
     /// Into and out of leased guest memory.
@@ -35,7 +35,7 @@ pub enum Transfer {
 }
 
 impl Transfer {
-    /// How data move if operations are to be queued, not done at once.
+    /// Returns the method to use if operations are to be queued, not done at once.
     #[must_use]
     pub fn queued(self) -> Self {
         match self {
@@ -95,7 +95,7 @@ pub enum Op {
     },
 }
 
-/// What became of a slot.
+/// Outcome of the operation of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// All of it was done; the slot no longer touches memory.
@@ -116,12 +116,12 @@ pub enum Outcome {
 pub struct Completion {
     /// Which request.
     pub slot: u32,
-    /// What became of it.
+    /// Outcome of its operation.
     pub outcome: Outcome,
 }
 
 /// A store of blocks with asynchronous operations. All calls come from the device's thread.
-/// [`Any`], so that who made it finds it again behind [`Blk::backend`](super::Blk::backend).
+/// [`Any`], so that its maker can get the concrete type from [`Blk::backend`](super::Blk::backend).
 pub trait BlockIo: Any + Send {
     /// The file that holds the blocks, if one does, for messages. Asks the kernel, so not for every
     /// request.
@@ -135,8 +135,8 @@ pub trait BlockIo: Any + Send {
     /// Whether writing is refused.
     fn is_read_only(&self) -> bool;
 
-    /// What offsets and lengths of reads and writes have to be multiples of, in bytes: 512, unless
-    /// the disk takes larger blocks only.
+    /// Alignment of offsets and lengths of reads and writes, in bytes: 512, unless the disk takes
+    /// larger blocks only.
     fn alignment(&self) -> u32 {
         super::SECTOR as u32
     }
@@ -166,10 +166,10 @@ pub trait BlockIo: Any + Send {
         true
     }
 
-    /// Slots: how many requests may be in flight.
+    /// Returns the number of slots: requests that may be in flight.
     fn depth(&self) -> u32;
 
-    /// How data move; constant.
+    /// Returns the method of data transfer; constant.
     fn transfer(&self) -> Transfer;
 
     /// Whether operations end in the order in which they were submitted, and none later than one
@@ -213,10 +213,10 @@ pub trait BlockIo: Any + Send {
     /// as when the slot is reserved.
     fn submit(&mut self, slot: u32, op: Op, pieces: &[Piece]);
 
-    /// Starts what is queued.
+    /// Starts the queued operations.
     fn flush(&mut self);
 
-    /// Appends what has ended.
+    /// Appends the operations that have ended.
     fn poll(&mut self, done: &mut Vec<Completion>);
 
     /// Whether a poll would report something, or has something to start.
@@ -228,8 +228,8 @@ pub trait BlockIo: Any + Send {
     /// Another thread will poll from now on; nothing is in flight.
     fn rebind(&mut self) {}
 
-    /// The owner is about to sleep: from now on the descriptors become readable. What came before
-    /// is told by [`has_completions`](BlockIo::has_completions) only.
+    /// The owner is about to sleep: from now on the descriptors become readable. Earlier
+    /// completions are reported by [`has_completions`](BlockIo::has_completions) only.
     fn arm(&mut self);
 
     /// The owner polls again: the descriptors are not needed.

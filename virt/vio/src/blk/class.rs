@@ -14,7 +14,7 @@ use crate::device::{Activity, CancelReason, read_space};
 use crate::ring::{Chain, RingStop};
 
 impl BlkClass {
-    /// Cancels the requests in flight that `whose` picks; how many.
+    /// Cancels the requests in flight that `whose` picks. Returns their number.
     fn cancel_as(&mut self, how: Cancel, whose: impl Fn(&Request) -> bool) -> u32 {
         let mut count = 0;
         for (slot, request) in (0..).zip(&mut self.slab) {
@@ -194,7 +194,7 @@ impl DeviceClass for BlkClass {
         self.in_flight
     }
 
-    /// Of a stopped device: what is bounced reaches guest memory in a visit, and visits show
+    /// Of a stopped device: bounced data reach guest memory in a visit, and visits publish
     /// nothing until it is served again.
     fn touches_memory(&self) -> bool {
         self.io.transfer() == Transfer::Direct

@@ -1,4 +1,4 @@
-//! The back half of a visit: what has ended is collected and answered.
+//! The back half of a visit: operations that have ended are collected and answered.
 
 use guest_mem::{Dma, Stop};
 
@@ -11,7 +11,7 @@ use crate::device::Activity;
 use crate::ring::{RingStop, Violation};
 
 impl BlkClass {
-    /// Collects what has ended.
+    /// Collects operations that have ended.
     pub(super) fn harvest<E: Environment>(
         &mut self,
         queues: &mut [Queue],
@@ -88,7 +88,7 @@ impl BlkClass {
     fn ask_for_ended<D: Dma>(&mut self, queue: &mut BlkQueue, dma: &mut D) {
         let BlkQueue { ended, asked, .. } = queue;
         for &slot in ended.range((*asked).max(1).min(ended.len())..) {
-            // Nobody waits for these.
+            // The ticket of these is ignored: their memory is only asked for.
             let _ = dma.gather(self.slab[slot as usize].unanswered());
         }
         *asked = ended.len();

@@ -76,8 +76,8 @@ fn advise_huge_pages(bytes: &mut [u8]) {
     }
 }
 
-/// What is the same in disks that touch guest memory at no time, and whose operations are over when
-/// they are submitted: they wait in the field `done` to be reported, and nobody need be woken for
+/// Methods common to disks that never touch guest memory and whose operations are over when they
+/// are submitted: these wait in the field `done` to be reported, and no thread need be woken for
 /// them.
 macro_rules! done_at_submit {
     () => {

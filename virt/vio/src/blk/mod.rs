@@ -7,16 +7,16 @@
 //! implemented*: CONFIG_WCE, TOPOLOGY, LIFETIME, SECURE_ERASE, ZONED; more than one range per
 //! discard or write-zeroes request (the configuration says so).
 //!
-//! One visit: *take* chains from every queue (bounded), do at once what need not wait, start the
-//! rest with one system call at most, *harvest* what has ended, *finish*: move bounced data, write
-//! status bytes, stage used elements, publish once per queue. A request that is not over at once
-//! lives in a slot of a slab from take to finish; its vectors are reused, so a warm device
+//! One visit: *take* chains from every queue (bounded), complete at once those that need not wait,
+//! start the others with one system call at most, *reap* completions, *finish*: move bounced data,
+//! write status bytes, stage used elements, publish once per queue. A request that is not complete
+//! at once lives in a slot of a slab from take to finish; its vectors are reused, so a warm device
 //! allocates nothing, and the slab grows on demand, so an idle one has none.
 //!
 //! The device in a process of its own, which is given the bytes of requests and no guest memory, is
 //! [`BlkWorker`]: the same check of a request ([`request::check`]) and the same back ends.
 //!
-//! Reading order: this file (what a device is made of), `class` (what the body asks of it), `take`,
+//! Reading order: this file (the parts of a device), `class` (the hooks for the body), `take`,
 //! `slot`, `parts`, `stalled`, `finish`, [`BlockIo`], [`range`]; [`RawDisk`], a file or block
 //! device behind it; [`WorkQueue`], for back ends that have threads.
 //!
@@ -27,11 +27,11 @@
 //! from the queue, so that newcomers do not eat up the room that it waits for. The first part that
 //! fails ends it.
 //!
-//! Leases: taken for every piece of a direct transfer before it is submitted, released at harvest,
-//! as soon as the back end no longer touches memory and in any case before the used index is
-//! published. Data of `--dma bounce` and everything else (headers, status bytes, rings) is copied
-//! inline. Where an unmap has waited too long, the requests of which a lease is stale are
-//! cancelled, and no others.
+//! Leases: taken for every piece of a direct transfer before it is submitted, released when its
+//! completion is reaped, as soon as the back end no longer touches memory and in any case before
+//! the used index is published. Data of `--dma bounce` and everything else (headers, status bytes,
+//! rings) is copied inline. Where an unmap has waited too long, the requests of which a lease is
+//! stale are cancelled, and no others.
 //!
 //! Pending anywhere leaves the request where it is (in the ring, between two parts, or ended and
 //! unfinished) and parks its queue; the step is repeated from its beginning when the ticket
@@ -96,7 +96,7 @@ const MAX_AHEAD: usize = 256;
 /// Most queues.
 pub const MAX_QUEUES: u16 = 16;
 
-/// How a block device shows itself.
+/// Configuration of a block device.
 #[derive(Clone, Copy, Debug)]
 pub struct BlkConfig {
     /// Logical block, 512 or 4096 bytes.
@@ -126,7 +126,7 @@ impl Default for BlkConfig {
     }
 }
 
-/// Why there is no such block device.
+/// Reason why a block device cannot be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BlkError {
     /// Neither 512 nor 4096.
@@ -146,7 +146,7 @@ pub enum BlkError {
          {}", remedy(*needed)
     )]
     Alignment {
-        /// What it takes.
+        /// Block that it takes, in bytes.
         needed: u32,
         /// The logical block.
         block: u32,
@@ -159,7 +159,7 @@ pub enum BlkError {
     QueueSize(u16),
 }
 
-/// What to do about storage in blocks of so many bytes.
+/// Returns the options that make storage in blocks of so many bytes usable.
 fn remedy(needed: u32) -> &'static str {
     match needed {
         ..=4096 => "block=4096, or direct=off",
@@ -176,14 +176,14 @@ pub struct BlkQueue {
     continuing: VecDeque<u32>,
     /// Resource for want of which the last take, or the last next part, stopped.
     waiting_for: Option<WaitingFor>,
-    /// Of `ended`, how many from the front on have been asked for.
+    /// Number of entries of `ended`, from the front on, whose memory has been asked for.
     asked: usize,
 }
 
 type Queue = ServedQueue<BlkQueue>;
 
 impl BlkQueue {
-    /// Whether the queue waits for leases, and those who hold them have not ended as many.
+    /// Whether the queue waits for leases, and not enough have been released yet.
     fn lacks_leases<D: Dma>(&self, dma: &D) -> bool {
         matches!(self.waiting_for, Some(WaitingFor::Leases(count)) if !dma.has_lease_room(count))
     }
@@ -216,7 +216,7 @@ pub struct BlkClass {
     chain: Chain,
     completions: Vec<Completion>,
     in_flight: u32,
-    /// Of those in flight, what the back end could not begin yet.
+    /// Of those in flight, the ones that the back end could not begin yet.
     stalled: Stalled,
     /// An unmap has waited too long: the next visit cancels the requests that hold its pages.
     is_overdue: bool,

@@ -138,8 +138,8 @@ impl BlkClass {
         Ok(activity)
     }
 
-    /// Starts the next part of the first of them, or ends it if it has failed; what it waits for,
-    /// if it does.
+    /// Starts the next part of the first of them, or ends it if it has failed. Returns the resource
+    /// that it waits for, if it does.
     fn next_part<E: Environment>(
         &mut self,
         queue: &mut Queue,

@@ -1,8 +1,8 @@
-//! How a block device shows itself to its driver: what follows from its configuration and from the
+//! Profile of a block device as its driver sees it: it follows from the configuration and from the
 //! back end.
 //!
-//! The facts are plain numbers, so that a device whose back end is in another process shows itself
-//! as one whose back end is here ([`BlkFacts::from_words`], which believes nothing).
+//! The facts are plain numbers, so that a device whose back end is in another process has the
+//! same profile as one whose back end is here ([`BlkFacts::from_words`], which trusts nothing).
 
 use super::backend::{BlockIo, Transfer};
 use super::request::{self, Limits};
@@ -11,10 +11,11 @@ use crate::queue_config::{feature, is_queue_size};
 
 /// Longest discard or write-zeroes request of a disk that does it at once, in sectors: 1 MiB.
 const MAX_INLINE_RANGE_SECTORS: u32 = 2048;
-/// Largest block that a discard is said to be best a multiple of, in bytes: 1 GiB.
+/// Largest alignment of discards that is recommended to the driver (`discard_sector_alignment`), in
+/// bytes: 1 GiB.
 const MAX_DISCARD_BLOCK: u64 = 1 << 30;
 
-/// What a device has to know of its back end.
+/// Properties of the back end that a device depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlkFacts {
     /// See [`BlockIo::capacity`].
@@ -117,7 +118,8 @@ impl BlkFacts {
     }
 }
 
-/// What a driver is shown, and what its requests are checked against.
+/// Features and configuration that a driver is shown, and the limits that its requests are checked
+/// against.
 #[derive(Clone, Debug)]
 pub struct BlkProfile {
     /// Offered features.

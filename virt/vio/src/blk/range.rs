@@ -16,7 +16,7 @@
 //! **Refusals.** A call is *refused* if nothing was done and another way may do it: it is not
 //! implemented, or not for this range. Every other error ends the request. A call that is not
 //! implemented is not tried again ([`RangeSupport`] remembers that). No request ends with
-//! EOPNOTSUPP, for that tells a driver that nothing was done.
+//! EOPNOTSUPP, since to a driver that means that nothing was done.
 //!
 //! **Reserved blocks.** Zeroes written as data keep the blocks that the range has, and get those it
 //! has not, on every file system that does not detect zeroes by itself. Where a range is punched

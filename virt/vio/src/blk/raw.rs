@@ -12,7 +12,7 @@
 //! | [`block_io`] | the calls of the device: submit, poll, cancel, buffers, waking |
 //! | [`slot`], [`start`], [`ended`] | one operation: its state, its next call, the result of a call |
 //! | [`call`] | the calls |
-//! | [`engine`], [`uring`], [`threads`] | who carries them out |
+//! | [`engine`], [`uring`], [`threads`] | their execution: io_uring, or threads |
 //! | [`now`] | calls that need not wait |
 //! | [`align`], [`aligned_copy`], [`misaligned`] | O_DIRECT: alignment, partial blocks |
 //! | [`turns`] | order of operations that must not all run at a time |
@@ -93,7 +93,7 @@ fn file_system(file: &File) -> Option<u32> {
     fstatfs(file).ok().map(|about| about.f_type as u32)
 }
 
-/// Duration for which `drop` waits for operations in flight before it leaks what they use.
+/// Duration for which `drop` waits for operations in flight before it leaks the memory they use.
 const DROP_LIMIT: Duration = Duration::from_secs(2);
 
 /// A raw file or block device.

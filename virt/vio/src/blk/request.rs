@@ -67,7 +67,7 @@ pub const SEG_MAX: u32 = 126;
 pub const MAX_RANGE_SECTORS: u32 = 1 << 22;
 const _: () = assert!(SIZE_MAX * SEG_MAX <= MAX_TRANSFER);
 
-/// What the device has, for the checks of a request.
+/// Limits of the device that a request is checked against.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// 512-byte sectors.
@@ -83,13 +83,13 @@ pub struct Limits {
 /// A checked request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parsed {
-    /// What to do.
+    /// Action that it requires.
     pub action: Action,
     /// Address of the status byte: the last writable one.
     pub status_at: Iova,
 }
 
-/// What a request comes down to.
+/// Action that a checked request requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Give it to the back end.
@@ -173,8 +173,8 @@ pub fn check(
     })
 }
 
-/// What is known to be wanted of the request in `chain` before its header is: what the device reads
-/// first, and the status byte.
+/// Returns the accesses of the request in `chain` that are known before its header is read: the
+/// bytes that the device reads first, and the status byte.
 pub(super) fn wanted(chain: &Chain) -> impl Iterator<Item = Wanted> {
     let read = chain.readable().len().min(HEADER_LEN + MAX_TRANSFER);
     let read = chain.readable().wanted(0, read, Intent::Read);
@@ -211,7 +211,8 @@ pub(super) fn ask_ahead<D: Dma>(
     }
 }
 
-/// What of a range, which does not wrap, is not a whole page: at its start, and at its end.
+/// Returns the parts of a range, which does not wrap, that are not whole pages: at its start, and
+/// at its end.
 fn parts_of_pages((start, len, intent): Wanted) -> impl Iterator<Item = Wanted> {
     let first = start.left_in_page().min(u64::from(len)) as u32;
     let rest = len - first;

@@ -10,7 +10,7 @@ use super::{MAX_PIECES, MAX_TRANSFER};
 use crate::DeviceStats;
 use crate::ring::{Chain, Segment, Token, read_row, slice, wait_for_all, write_row};
 
-/// What came of preparing a transfer.
+/// Outcome of preparing a transfer.
 pub(super) enum Ready {
     /// Submit it.
     Yes,
@@ -30,7 +30,7 @@ pub(super) enum WaitingFor {
     Leases(usize),
 }
 
-/// What a slot's request asks for, as finishing it needs to know.
+/// Kind of reply that finishes a slot's request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Reply {
     /// Nothing but the status.
@@ -69,7 +69,7 @@ pub(super) struct Request {
     pub(super) reply: Reply,
     pub(super) status: u8,
     pub(super) status_at: Iova,
-    /// What it asks the back end for, as a whole.
+    /// Operation that it asks the back end for, as a whole.
     op: Op,
     /// Data bytes: those the device writes for a reading request.
     pub(super) len: u32,
@@ -189,7 +189,7 @@ impl Request {
         answer
     }
 
-    /// What the back end is asked for now: the part that is prepared.
+    /// Returns the operation that the back end is asked for now: the part that is prepared.
     pub(super) fn part_op(&self) -> Op {
         let (done, len) = (u64::from(self.done), self.part);
         match self.op {
@@ -247,7 +247,7 @@ impl Request {
         Ok(())
     }
 
-    /// Where the data of the part lie.
+    /// Returns the segments of the data of the part.
     fn segments(&self) -> impl Iterator<Item = Segment> + use<'_> {
         slice(&self.data, self.done, self.part)
     }
@@ -266,7 +266,7 @@ impl Request {
         self.wanted(Intent::Write).skip(skip)
     }
 
-    /// What the request's data are wanted for.
+    /// Returns the intent with which the request's data are accessed.
     fn intent(&self) -> Intent {
         match self.is_write {
             true => Intent::Read,
@@ -382,8 +382,8 @@ impl Request {
         self.status = STATUS_IOERR;
     }
 
-    /// Writes data (where they are not there yet) and status; answers how many bytes the device
-    /// wrote in all. A fault is one of the status byte: a fault of the data becomes an error
+    /// Writes data (where they are not there yet) and status. Returns the number of bytes that the
+    /// device wrote in all. A fault is one of the status byte: a fault of the data becomes an error
     /// status.
     pub(super) fn answer<D: Dma>(
         &mut self,
@@ -416,7 +416,7 @@ impl Request {
 
     /// Counts the request as over.
     pub(super) fn count(&self, stats: &mut DeviceStats) {
-        // One that waited only to be shown was counted when it was done.
+        // One that waited only to be published was counted when it was done.
         if self.reply == Reply::Done {
             return;
         }

@@ -1,10 +1,10 @@
 //! Operations that the back end cannot begin, for want of something that the host may grant again
 //! at any time.
 //!
-//! For the guest they are in flight. Nobody tells when there are descriptors or memory again, so
-//! the first of them is submitted anew [`RETRY_NS`] after it was refused, and the others once that
-//! one has begun; what comes meanwhile waits behind them, so that a host that lacks something is
-//! asked ten times a second, whatever the guest does.
+//! For the guest they are in flight. The host does not notify when there are descriptors or memory
+//! again. So the first of them is submitted anew [`RETRY_NS`] after it was refused, and the others
+//! once that one has begun. Operations that come meanwhile wait behind them, so that a host that
+//! lacks something is asked ten times a second, whatever the guest does.
 
 use std::collections::VecDeque;
 use std::io;
@@ -14,11 +14,11 @@ use super::backend::{Completion, Outcome};
 use super::slot::{Cancel, Request};
 use crate::ring::RETRY_NS;
 
-/// What waits.
+/// Operations that wait for the host.
 #[derive(Debug, Default)]
 pub(super) struct Stalled {
     slots: VecDeque<u32>,
-    /// When the first is submitted again, in nanoseconds of the visits' clock.
+    /// Time at which the first is submitted again, in nanoseconds of the visits' clock.
     retry_at_ns: u64,
     /// The one that this visit has submitted again.
     tried: Option<u32>,
@@ -27,7 +27,7 @@ pub(super) struct Stalled {
 }
 
 impl Stalled {
-    /// When a visit is due.
+    /// Returns the time at which a visit is due, in nanoseconds.
     pub(super) fn retry_at_ns(&self) -> Option<u64> {
         (!self.slots.is_empty()).then_some(self.retry_at_ns)
     }
@@ -74,7 +74,7 @@ impl BlkClass {
         self.io.submit(slot, own.part_op(), &own.pieces);
     }
 
-    /// The back end has not begun what it was given in `slot`.
+    /// Notes that the back end has not begun the operation of `slot`.
     #[cold]
     pub(super) fn stall(&mut self, slot: u32, errno: i32, now_ns: u64) {
         let retry_at_ns = now_ns.saturating_add(RETRY_NS);

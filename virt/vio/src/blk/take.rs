@@ -11,7 +11,7 @@ use crate::body::{Context, Environment};
 use crate::ring::{Chain, RingStop, Violation};
 use crate::visit::cost;
 
-/// What came of an attempt to take one chain.
+/// Outcome of an attempt to take one chain.
 pub(super) enum Taken {
     /// Nothing is there.
     Nothing,
@@ -41,7 +41,7 @@ impl BlkClass {
             Ok(None) => return Err(queue.park(Violation::Truncated)),
             Err(stop) => return Err(queue.wait_for(cx.dma, stop, request::wanted(&self.chain))),
         };
-        // Room for what cannot be shown at once.
+        // Room for a request that cannot be published at once.
         let Some(slot) = self.free_slot() else {
             return Ok(Taken::NoRoom(WaitingFor::Slot));
         };
@@ -120,7 +120,7 @@ impl BlkClass {
             _ => {}
         }
         if let Err(stop) = staged {
-            // Taken, done, and not to be shown now: it waits like one that ended later.
+            // Taken, done, and not to be published now: it waits like one that ended later.
             let own = &mut self.slab[slot as usize];
             own.begin(queue.index(), &parsed);
             own.token = Some(token);

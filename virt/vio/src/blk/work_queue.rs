@@ -82,12 +82,12 @@ impl<J, D> WorkQueue<J, D> {
 
     /// Whether [`take_done`](Self::take_done) would find something.
     pub fn has_done(&self) -> bool {
-        // Acquire: only so that "something" is not seen before it is there. That it is seen at all
-        // by one who has armed is the lock's work.
+        // Acquire: orders this load before that of the list in `take_done`. The lock makes the
+        // store visible to a thread that has armed.
         self.done_len.load(Ordering::Acquire) != 0
     }
 
-    /// Exchanges what has ended for an empty list.
+    /// Exchanges the list of completions for an empty one.
     pub fn take_done(&self, into: &mut Vec<D>) {
         debug_assert!(into.is_empty());
         let mut lists = self.lists();

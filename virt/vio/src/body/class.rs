@@ -1,5 +1,5 @@
-//! The part of a virtio device that its section of the specification describes, and no more; all
-//! else is the body's, which devices share.
+//! Class of a virtio device: the part that its section of the specification describes, and no more.
+//! All else is the body's, which devices share.
 //!
 //! [`Device`](crate::Device) owns what every device has, and calls a [`DeviceClass`] in this order
 //! in each visit:
@@ -7,7 +7,7 @@
 //! ```text
 //! for each queue: [publish] ─▶ go_on          publish: answers are staged
 //! for each queue: may_take ─▶ serve, serve, …          ─▶ finish, finish, …
-//! complete                                             ─▶ what is staged is shown
+//! complete                                             ─▶ what is staged is published
 //! for each queue: publish
 //! ```
 //!
@@ -39,12 +39,12 @@ use crate::ring::{Ahead, Chain, RingStop, Violation};
 use crate::saved::SavedState;
 use crate::visit::Visit;
 
-/// Types of what a visit lends a device. Further resources of some owners join here, without
-/// touching a class.
+/// Types of the resources that a visit lends a device. Further resources of some owners can be
+/// added here without a change of a class.
 pub trait Environment {
     /// The device's view of guest memory.
     type Dma: Dma;
-    /// Where its interrupts go.
+    /// Sink of its interrupts.
     type Interrupt: Interrupt;
 }
 
@@ -63,7 +63,7 @@ pub struct Context<'a, E: Environment> {
     pub(super) irq: &'a mut E::Interrupt,
     /// Budget of the visit; each piece of work is charged to it.
     pub visit: &'a mut Visit,
-    /// Whether others on the core wait for the visit's end.
+    /// Whether other devices on the core wait for the visit's end.
     pub(super) others: Option<&'a dyn Fn() -> bool>,
     /// The device's counters; those of rings, doorbells and interrupts are counted by the body.
     pub stats: &'a mut DeviceStats,
@@ -91,21 +91,21 @@ impl<'a, E: Environment> Context<'a, E> {
         }
     }
 
-    /// The same, in a visit that ends when `others` wait.
+    /// Returns the same, in a visit that ends when `others` wait.
     pub(super) fn beside(mut self, others: &'a dyn Fn() -> bool) -> Self {
         self.visit.asks_others();
         self.others = Some(others);
         self
     }
 
-    /// Whether others on the core may come to wait for the visit's end: what is begun should be
-    /// short.
+    /// Whether other devices on the core may come to wait for the visit's end: work that is begun
+    /// should be short.
     #[inline]
     pub fn has_others(&self) -> bool {
         self.others.is_some()
     }
 
-    /// Whether nothing new may be begun: the budget is spent, or others on the core wait.
+    /// Whether nothing new may be begun: the budget is spent, or other devices on the core wait.
     #[inline]
     pub fn is_over(&mut self) -> bool {
         self.visit.is_ask_due() && self.ask()
@@ -123,17 +123,18 @@ impl<'a, E: Environment> Context<'a, E> {
         self.visit.is_over()
     }
 
-    /// The configuration space has changed, which the driver is to be notified of.
+    /// Notes a change of the configuration space, of which the driver is to be notified.
     pub fn config_changed(&mut self) {
         self.is_config_changed = true;
     }
 
-    /// The device needs a reset, for a reason that is no stop of one queue.
+    /// Makes the device need a reset, for a reason that is no stop of one queue.
     pub fn fail(&mut self, violation: Violation) {
         self.violation.get_or_insert(violation);
     }
 
-    /// The same resources, with memory seen through the view that `wrap` makes of this one's.
+    /// Returns the same resources, with memory seen through the view that `wrap` makes of this
+    /// one's.
     pub fn with_view<'b, F, R>(
         &'b mut self,
         wrap: impl FnOnce(&'b mut E::Dma) -> F::Dma,
@@ -157,7 +158,7 @@ impl<'a, E: Environment> Context<'a, E> {
 pub type Step = Result<Activity, RingStop>;
 
 /// A class of virtio devices. All calls come from the device's thread, and none waits; the module's
-/// head says when.
+/// head has their order.
 pub trait DeviceClass: Sized {
     /// Device type number (virtio 1.2 §5).
     const TYPE: u16;
@@ -185,37 +186,38 @@ pub trait DeviceClass: Sized {
         0
     }
 
-    /// State of queue `index` that starts; `None`: a driver that accepted `features` has no such
-    /// queue.
+    /// Returns the state of queue `index`, which starts; `None`: a driver that accepted `features`
+    /// has no such queue.
     fn queue(&self, index: u16, features: u64) -> Option<Self::Queue>;
 
-    /// Number of chains behind one that waits for absent memory are looked at meanwhile.
+    /// Returns the number of chains behind one that waits for absent memory that are read
+    /// meanwhile.
     fn lookahead(&self, _index: u16) -> usize {
         0
     }
 
-    /// The driver has accepted `features`; `keep` keeps guest memory mapped for as long as
-    /// asynchronous I/O may use it. Whether the driver is to be notified of the configuration at
-    /// once.
+    /// Begins an activation: the driver has accepted `features`; `keep` keeps guest memory mapped
+    /// for as long as asynchronous I/O may use it. Returns whether the driver is to be notified of
+    /// the configuration at once.
     fn begin(&mut self, _features: u64, _keep: KeepAlive) -> bool {
         false
     }
 
-    /// Back to the state before [`begin`](Self::begin). Every queue was [forgotten](Self::forget)
-    /// before.
+    /// Returns to the state before [`begin`](Self::begin). Every queue was
+    /// [forgotten](Self::forget) before.
     fn reset(&mut self);
 
-    /// A queue is gone, and with it what it had taken, of which nothing is in flight.
+    /// Drops a queue and the chains taken from it, none of which is in flight.
     fn forget(&mut self, _index: u16, _queue: Self::Queue) {}
 
-    /// Chains are taken from queue `index` from now on, or are not, until it is
+    /// Sets whether chains are taken from queue `index` from now on, until it is
     /// [forgotten](Self::forget).
     fn set_enabled(&mut self, _index: u16, _is_enabled: bool) {}
 
-    /// Saves its state; nothing is in flight, and everything was shown.
+    /// Saves its state; nothing is in flight, and everything was published.
     fn save(&self) -> Self::Saved;
 
-    /// Goes on with what was taken and stands still.
+    /// Continues chains that were taken and wait.
     fn go_on<E: Environment>(
         &mut self,
         _queue: &mut ServedQueue<Self::Queue>,
@@ -224,24 +226,24 @@ pub trait DeviceClass: Sized {
         Ok(Activity::Idle)
     }
 
-    /// Whether anything may be taken from `queue`, were there something.
+    /// Whether chains may be taken from `queue`, if there are any.
     fn may_take<D: Dma>(&self, _queue: &ServedQueue<Self::Queue>, _dma: &D) -> bool {
         true
     }
 
-    /// Takes what belongs together: a request, or all chains of a frame. `Busy`: there may be more.
+    /// Takes one unit of work: a request, or all chains of a frame. `Busy`: there may be more.
     fn serve<E: Environment>(
         &mut self,
         queue: &mut ServedQueue<Self::Queue>,
         cx: &mut Context<'_, E>,
     ) -> Step;
 
-    /// Asks for all that is known to be wanted of `chain`, which comes behind one that waits.
+    /// Asks for all memory that `chain`, which is behind one that waits, is known to need.
     fn ask_ahead<D: Dma>(&self, _dma: &mut D, _chain: &Chain) -> Access<()> {
         Ok(())
     }
 
-    /// Collects what has ended, of all queues. Called whatever the service is.
+    /// Collects completions, of all queues. Called whatever the service is.
     fn complete<E: Environment>(
         &mut self,
         _queues: &mut [ServedQueue<Self::Queue>],
@@ -250,8 +252,8 @@ pub trait DeviceClass: Sized {
         Activity::Idle
     }
 
-    /// Stages what has ended, besides the [answers](ServedQueue::answer), which the body has staged
-    /// before. `Busy`: there may be more.
+    /// Stages requests that have ended, besides the [answers](ServedQueue::answer), which the body
+    /// has staged before. `Busy`: there may be more.
     fn finish<E: Environment>(
         &mut self,
         _queue: &mut ServedQueue<Self::Queue>,
@@ -282,33 +284,34 @@ pub trait DeviceClass: Sized {
         queue.has_available(dma)
     }
 
-    /// Whether a chain in `queue` is work by itself; buffers for what has not come are not.
+    /// Whether a chain in `queue` is work by itself; a buffer for data that have not come is not.
     fn is_due(&mut self, _queue: &ServedQueue<Self::Queue>) -> bool {
         true
     }
 
-    /// Whether there may be work that no queue's ring tells of, at any time: a core that is awake
+    /// Whether there may be work that no queue's ring shows, at any time: a core that is awake
     /// then visits the device in each sweep. Always the same.
     fn has_own_events(&self) -> bool {
         false
     }
 
-    /// Where in `queue` the driver is to ring for new chains.
+    /// Returns the position in `queue` at which the driver is to ring for new chains.
     fn arm_at(&self, _queue: &ServedQueue<Self::Queue>) -> Ahead {
         Ahead::default()
     }
 
-    /// From now on what ends makes a descriptor readable.
+    /// Arms: from now on a completion makes a descriptor readable.
     fn arm(&mut self) {}
 
-    /// Visits go on.
+    /// Disarms: visits go on.
     fn disarm(&mut self) {}
 
-    /// Appends descriptors that are readable while there is work. `is_open` says of a queue whether
-    /// chains may be taken from it.
+    /// Appends descriptors that are readable while there is work. `is_open` returns whether chains
+    /// may be taken from a queue.
     fn wake_fds(&self, _is_open: impl Fn(u16) -> bool, _fds: &mut Vec<RawFd>) {}
 
-    /// When a visit is due although nothing has arrived; `now_ns` is when the last one was.
+    /// Returns the time at which a visit is due although nothing has arrived, in nanoseconds;
+    /// `now_ns` is the time of the last one.
     fn deadline(&self, _now_ns: u64) -> Option<u64> {
         None
     }
@@ -332,31 +335,31 @@ pub trait DeviceClass: Sized {
     /// Completes `ticket`, after the ring has taken it up.
     fn ticket_done(&mut self, _queue: &mut ServedQueue<Self::Queue>, _ticket: Ticket) {}
 
-    /// Asks what `reason` concerns of what is in flight to end; how many requests.
+    /// Cancels the requests in flight that `reason` concerns. Returns their number.
     fn cancel(&mut self, _reason: CancelReason) -> u32 {
         0
     }
 
-    /// Guest memory is kept mapped by `keep` from now on.
+    /// Replaces the handle that keeps guest memory mapped.
     fn set_memory(&mut self, _keep: KeepAlive) {}
 
-    /// Another thread visits from now on.
+    /// Another thread will visit the device from now on.
     fn rebind(&mut self) {}
 
-    /// Does what a network device's front end asks for; false if it cannot.
+    /// Carries out a request of a network device's front end. Returns false if it cannot.
     fn network_request(&mut self, _request: NetworkRequest) -> bool {
         false
     }
 
-    /// The file behind the device, if there is one, for messages.
+    /// Returns the path of the file behind the device, if there is one, for messages.
     fn path(&self) -> Option<PathBuf> {
         None
     }
 }
 
-/// The items of a class that wraps one of type `$class`, in its field `class`, and differs from it
-/// in what its hooks with a [`Context`] see: all others go to that class. `reset` and those with a
-/// context (`go_on`, `serve`, `complete`, `finish`) are left to the wrapper.
+/// Implements the items of a class that wraps one of type `$class`, in its field `class`, and
+/// changes only the [`Context`] of its hooks: all other items forward to that class. `reset` and
+/// the hooks with a context (`go_on`, `serve`, `complete`, `finish`) are left to the wrapper.
 #[macro_export]
 macro_rules! forward_class {
     ($class:ty) => {

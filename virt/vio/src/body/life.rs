@@ -6,11 +6,11 @@
 //! inactive ──────────▶ full ◀──────────────────▶ finishing, stopped
 //!    ▲                  └───────────┬──────────────────┘
 //!    │                              │ abandon: touches no ring and no buffer
-//!    │                              │ fail: takes nothing, and shows what other queues have ended in this visit, or a queue that stops
+//!    │                              │ fail: takes nothing, and publishes what other queues have ended in this visit, or a queue that stops
 //!    └───────────── end ◀───────────┘
 //! ```
-//! A device may be abandoned and have failed, in either order. What parks a single queue is its
-//! ring's.
+//! A device may be abandoned and have failed, in either order. Parking of a single queue is state
+//! of its ring.
 
 use crate::device::Service;
 use crate::ring::Violation;
@@ -104,7 +104,7 @@ impl Life {
         !self.is_stopped() && !self.is_abandoned
     }
 
-    /// Whether what was taken may go on, and be shown.
+    /// Whether chains taken may go on, and be published.
     #[inline]
     pub(super) fn may_run(&self) -> bool {
         self.may_touch() && self.violation.is_none()

@@ -1,5 +1,5 @@
 //! A queue of a device that has begun, seen from two sides: a class takes chains and gives tokens
-//! back by the public methods; what publishes, arms and ends waits is the body's.
+//! back by the public methods; the body publishes, arms and ends waits.
 
 use std::collections::VecDeque;
 
@@ -17,8 +17,8 @@ pub struct ServedQueue<Q> {
     pub(super) is_enabled: bool,
     /// Whether its ring was not parked when the last visit came to it.
     pub(super) runs: bool,
-    /// Answered and not staged yet, with the bytes written: several, where one stands for all or
-    /// none.
+    /// Tokens answered and not staged yet, with the bytes written: several, where they are
+    /// published together or not at all.
     ended: VecDeque<(Token, u32)>,
     /// Chains behind one that waits.
     pub(super) following: Following,
@@ -86,8 +86,8 @@ impl<Q> ServedQueue<Q> {
         self.ring.peek_ahead(dma, ahead, chain)
     }
 
-    /// Consumes `chain`, the first not consumed: its request runs from now on, and gives the token
-    /// back by [`stage`](Self::stage).
+    /// Consumes `chain`, the first not consumed: its request runs from now on. When it has ended,
+    /// the token is given back by [`stage`](Self::stage).
     ///
     /// # Errors
     /// The journal refuses it: its request must not run, or is not answered if it has. The ring
@@ -176,7 +176,7 @@ impl<Q> ServedQueue<Q> {
         self.park(wait_for_all(dma, stop, ranges))
     }
 
-    /// Stages what was [answered](Self::answer).
+    /// Stages the chains that were [answered](Self::answer).
     #[inline]
     pub fn stage_answers<D: Dma>(&mut self, dma: &mut D) -> Result<(), RingStop> {
         while let Some(&(token, len)) = self.ended.front() {

@@ -17,7 +17,7 @@ use crate::{Activity, Device, QueueDevice, feature};
 struct Scripted {
     /// Bytes that every answer claims beyond the room of its chain.
     excess: u32,
-    /// Where the device is said to need a reset, if anywhere.
+    /// Hook in which the class reports that the device needs a reset, if any.
     fails_in: Option<Hook>,
     /// Calls of `serve`, by queue, in their order.
     served: Vec<u16>,
@@ -299,7 +299,7 @@ fn a_queue_of_which_everything_was_cancelled_stops_and_counts_what_was_not_shown
 }
 
 #[test]
-fn what_comes_after_a_visit_is_left_to_the_watch_and_what_it_left_is_not() {
+fn watch_fires_for_requests_after_a_visit_and_leftovers_need_no_watch() {
     for features in [!feature::RING_PACKED, !0] {
         let mut guest = Guest::new(features, None);
         let mut dma = guest.dma();

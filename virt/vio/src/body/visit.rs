@@ -24,8 +24,9 @@ impl<C: DeviceClass> Core<C> {
         self.collect_failure(cx);
         // Also if it has failed meanwhile: what has ended is the driver's.
         if may_run {
-            // The last served first: what one queue gave to another is what somebody waits for,
-            // more than to get a buffer back, and each publication ends with a barrier.
+            // The last served first: the driver waits for data that one queue gave to another (a
+            // received frame) more than for the return of a buffer, and each publication ends with
+            // a barrier.
             for turn in (0..count).rev() {
                 let at = self.turn(turn);
                 is_busy |= self.queues[at].runs && self.publish(at, cx);
@@ -67,8 +68,8 @@ impl<C: DeviceClass> Core<C> {
         if at >= count { at - count } else { at }
     }
 
-    /// The first part for queue `at`: what an earlier visit could not show, and what was taken
-    /// then; whether anything was done.
+    /// Runs the first part for queue `at`: publishes what an earlier visit could not, and continues
+    /// chains taken then. Returns whether anything was done.
     fn go_on<E: Environment>(&mut self, at: usize, cx: &mut Context<'_, E>) -> bool {
         let queue = &mut self.queues[at];
         queue.ring.retry(cx.visit.now_ns());
@@ -90,7 +91,8 @@ impl<C: DeviceClass> Core<C> {
         is_busy
     }
 
-    /// Takes from queue `at` while the visit lasts; whether anything was taken, or is left.
+    /// Takes chains from queue `at` while the visit lasts. Returns whether any was taken, or is
+    /// left.
     fn take<E: Environment>(&mut self, at: usize, cx: &mut Context<'_, E>) -> bool {
         let may_take = self.life.may_take();
         let queue = &mut self.queues[at];
@@ -128,7 +130,8 @@ impl<C: DeviceClass> Core<C> {
         is_busy || queue.ring.parked().is_none()
     }
 
-    /// While queue `at` waits: asks for what the chains behind the one that waits will want.
+    /// Asks for the memory that the chains behind the one that waits will need, while queue `at`
+    /// waits.
     fn look_ahead<E: Environment>(&mut self, at: usize, cx: &mut Context<'_, E>) {
         let (class, chain) = (&self.class, &mut self.chain);
         let ServedQueue {
@@ -141,8 +144,8 @@ impl<C: DeviceClass> Core<C> {
         }
     }
 
-    /// Publishes what has ended of queue `at`, by one store; whether anything had. A failure that
-    /// the class reports meanwhile is taken up.
+    /// Publishes the chains of queue `at` that have ended, by one store. Returns whether there were
+    /// any. A failure that the class reports meanwhile is taken up.
     pub(super) fn publish<E: Environment>(&mut self, at: usize, cx: &mut Context<'_, E>) -> bool {
         let queue = &mut self.queues[at];
         let mut is_busy = false;
@@ -176,8 +179,8 @@ impl<C: DeviceClass> Core<C> {
         is_busy
     }
 
-    /// Whether a visit would do something. What the rings' words say by now is left to their
-    /// watches if `is_watched`: a ring that was empty when it was last looked at counts as empty.
+    /// Whether a visit would do something. If `is_watched`, the rings' words are left to their
+    /// watches: a ring that was empty at the last check counts as empty.
     pub(super) fn has_work<D: Dma>(&mut self, dma: &mut D, is_watched: bool) -> bool {
         if self.life.has_notification() || self.class.has_completions() {
             return true;

@@ -29,7 +29,8 @@ fn frame(mac: &Mac) -> [u8; LEN] {
     frame
 }
 
-/// Sends it to `port`; whether that took it. Once in a migration or a reconnection: it allocates.
+/// Sends it to `port`, and returns whether that took it. Called once in a migration or a
+/// reconnection: it allocates.
 pub(super) fn send(port: &mut dyn NetPort, mac: &Mac) -> bool {
     let can = port.capabilities();
     let keeps = can.keeps_frames && can.copies_up_to < LEN as u32;

@@ -36,7 +36,7 @@ pub mod class {
     pub const ANNOUNCE: u8 = 3;
     /// VIRTIO_NET_CTRL_MQ: 0 number of pairs.
     pub const MQ: u8 = 4;
-    /// VIRTIO_NET_CTRL_GUEST_OFFLOADS: 0 what the driver takes on.
+    /// VIRTIO_NET_CTRL_GUEST_OFFLOADS: command 0 sets the offloads that the driver takes on.
     pub const GUEST_OFFLOADS: u8 = 5;
 }
 
@@ -158,7 +158,7 @@ fn read_list<D: Dma>(
     }))
 }
 
-/// Who carries out the commands of a control queue.
+/// Party that carries out the commands of a control queue.
 pub(super) trait Commanded {
     /// Features that the driver has accepted.
     fn accepted(&self) -> u64;

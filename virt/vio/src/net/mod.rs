@@ -20,10 +20,10 @@
 //! staging: nothing that the network has seen. A frame that finds too few receive buffers stays the
 //! port's; one that cannot fit at all is dropped.
 //!
-//! What the driver says is not trusted: a header is checked against what was negotiated and against
-//! the frame's length ([`NetHeader::check`]), a frame's length against the MTU, or 64 KiB where it
-//! is to be segmented; commands are bounded (`control`). What is wrong with a frame drops it, and
-//! counts as an error.
+//! The driver is not trusted: a header is checked against the negotiated features and against the
+//! frame's length ([`NetHeader::check`]), a frame's length against the MTU, or 64 KiB where it is
+//! to be segmented; commands are bounded (`control`). A malformed frame is dropped and counts as an
+//! error.
 
 mod announce;
 mod control;
@@ -80,7 +80,8 @@ const ANNOUNCE: u16 = 2;
 pub mod net_feature {
     pub use net_offload::feature::*;
 
-    /// VIRTIO_NET_F_CTRL_GUEST_OFFLOADS (2): the driver may change at any time what it takes.
+    /// VIRTIO_NET_F_CTRL_GUEST_OFFLOADS (2): the driver may change the offloads that it takes on at
+    /// any time.
     pub const CTRL_GUEST_OFFLOADS: u64 = 1 << 2;
     /// VIRTIO_NET_F_MTU (3): the device says what the network's MTU is.
     pub const MTU: u64 = 1 << 3;
@@ -106,7 +107,7 @@ pub mod net_feature {
     pub const STATUS: u64 = 1 << 16;
 }
 
-/// Why there is no such network device.
+/// Reason why a network device cannot be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NetError {
     /// A group address, or none.
@@ -123,10 +124,10 @@ pub enum NetError {
 /// A virtio network device.
 pub type Net = Device<NetClass>;
 
-/// One queue, with what is particular to it.
+/// One queue, with its own state.
 type Queue = ServedQueue<NetQueue>;
 
-/// What a queue is for.
+/// Role of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
     Receive(u16),
@@ -144,8 +145,8 @@ pub struct NetQueue {
 /// State of one queue pair between visits.
 #[derive(Clone, Copy, Debug, Default)]
 struct Pair {
-    /// How far buffers were looked at that were too few for the port's next frame; the default if
-    /// there was none when last looked.
+    /// Position up to which buffers were read that were too few for the port's next frame; the
+    /// default if there was no such frame at the last check.
     wanting: Ahead,
     /// The driver had no receive buffer when last looked.
     is_empty: bool,
@@ -201,7 +202,7 @@ struct NetCore {
     /// Number of pairs that the driver has chosen through the control queue.
     chosen_pairs: u16,
     has_control: bool,
-    /// Number of pairs that the port was told.
+    /// Number of pairs that was passed to the port.
     told_pairs: u16,
     /// Number of leases that the next frame lacked when last looked.
     wants_leases: usize,
@@ -217,7 +218,7 @@ struct NetCore {
 pub struct SavedNet {
     /// The device's address, as the driver has set it.
     pub mac: Mac,
-    /// What the driver wants to receive.
+    /// Filter of the frames that the driver wants to receive.
     pub filter: Filter,
     /// Number of queue pairs in use.
     pub pairs: u16,
@@ -377,7 +378,7 @@ impl NetClass {
         self.is_up() && self.port.has_frames(pair)
     }
 
-    /// Tells the port how many pairs are in use: those that the driver has chosen, or, without a
+    /// Sets the port's number of pairs in use: those that the driver has chosen, or, without a
     /// control queue here, those whose receive queues are served.
     fn pairs_changed(&mut self) {
         let core = &mut self.core;
@@ -426,8 +427,8 @@ impl NetCore {
     }
 }
 
-/// Frames of one burst in this visit: what has begun is finished, and on a core with others
-/// somebody may wait for that.
+/// Returns the number of frames of one burst in this visit. A burst that has begun is finished, so
+/// it is short on a core where other devices may wait for that.
 #[inline]
 fn burst<E: Environment>(cx: &Context<'_, E>) -> usize {
     match cx.has_others() {
@@ -614,7 +615,8 @@ impl DeviceClass for NetClass {
         dma.gather(wanted(chain))
     }
 
-    /// What the port has done with of the frames that it kept; and whether the link has changed.
+    /// Ends the frames that the port has kept and is done with, and notifies the driver if the link
+    /// has changed.
     fn complete<E: Environment>(
         &mut self,
         queues: &mut [Queue],
@@ -648,8 +650,8 @@ impl DeviceClass for NetClass {
         keeps || self.core.shown_link != self.is_up()
     }
 
-    /// Where there was no buffer, the owner may have asked for our descriptors already, when they
-    /// were left out: the poll that follows puts them back.
+    /// Also true for the first buffer where there was none: the port's descriptors may have been
+    /// left out of `wake_fds` for want of a buffer, and the poll that follows adds them again.
     fn has_work<D: Dma>(
         &mut self,
         queue: &mut Queue,

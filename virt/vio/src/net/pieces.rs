@@ -27,7 +27,7 @@ pub(super) struct PieceRange {
 
 /// Outcome of a translation.
 pub(super) enum Translated {
-    /// Where they are.
+    /// Their pieces.
     All(PieceRange),
     /// No room behind those of other frames: the burst is to be ended before this one.
     NoRoom,
@@ -148,7 +148,8 @@ fn piece<'k, D: Dma>(
     VolatileSlice::new(keep, hva, len).ok_or_else(|| DmaFault::BadRange.into())
 }
 
-/// Copies `bytes` to byte `offset` of what `slices` are in a row; how many there was room for.
+/// Copies `bytes` to byte `offset` of `slices` in a row. Returns the number that there was room
+/// for.
 pub(super) fn write_slices(slices: &[VolatileSlice<'_>], offset: u32, bytes: &[u8]) -> usize {
     let (mut skip, mut done) = (offset, 0);
     for slice in slices {

@@ -1,5 +1,5 @@
-//! Interface of what a network device's frames go to and come from: a TAP interface, a switch, a
-//! peer.
+//! Interface of the network behind a device, which takes and delivers frames: a TAP interface, a
+//! switch, a peer.
 //!
 //! ```text
 //! device's visit                                     port
@@ -16,8 +16,8 @@
 //! one for the guest is copied from where the port has it ([`FrameData`]), which may be another
 //! guest's memory. A port that [keeps](PortCapabilities::keeps_frames) frames may look at them
 //! until it says by [`collect`](NetPort::collect) that it has done with them; then the device holds
-//! leases on them. What a guest's frame holds changes while it is looked at: copy what decisions
-//! rest on.
+//! leases on them. The guest may change a frame while it is read: copy the bytes that decisions
+//! depend on.
 //!
 //! **Headers.** The 12-byte header goes beside the frame. A device has checked it as far as
 //! [`NetHeader::check`] goes, against what its driver may leave over; whether it fits the frame's
@@ -43,12 +43,12 @@ pub const MAX_FRAME: u32 = net_offload::MAX_FRAME as u32;
 /// bytes.
 pub const PLAIN_FRAME: usize = 1518;
 
-/// What a port can do; fixed when its device is made.
+/// Capabilities of a port; fixed when its device is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PortCapabilities {
-    /// What it does for frames sent to it: their headers may leave that over.
+    /// Work that it does for frames sent to it: their headers may leave that over.
     pub send: Offloads,
-    /// What it would leave to a receiver that takes it on.
+    /// Work that it leaves to a receiver that takes it on.
     pub receive: Offloads,
     /// Largest payload of a frame that leaves nothing over, without the Ethernet header: 68 to
     /// 65,535.
@@ -86,16 +86,16 @@ impl PortCapabilities {
 /// A frame that the guest sends: the network's bytes, without the header.
 #[derive(Clone, Copy, Debug)]
 pub struct TxFrame<'a> {
-    /// What is left to the port to do, within its [`PortCapabilities::send`].
+    /// Work that is left to the port, within its [`PortCapabilities::send`].
     pub header: NetHeader,
     /// Length in bytes, 14 at least.
     pub len: u32,
-    /// Where the bytes lie, in order: `len` of them.
+    /// The bytes in guest memory, in order: `len` of them.
     pub data: &'a [VolatileSlice<'a>],
 }
 
 impl TxFrame<'_> {
-    /// Copies bytes from `offset` on; how many there were.
+    /// Copies bytes from `offset` on. Returns their number.
     #[inline]
     pub fn read(&self, offset: u32, buf: &mut [u8]) -> usize {
         read_slices(self.data, offset, buf)
@@ -105,7 +105,7 @@ impl TxFrame<'_> {
 /// A frame for the guest.
 #[derive(Clone, Copy, Debug)]
 pub struct RxFrame<'a> {
-    /// What is left to the receiver to do, within what it has taken on.
+    /// Work that is left to the receiver, within the offloads that it has taken on.
     pub header: NetHeader,
     /// Its bytes.
     pub data: FrameData<'a>,
@@ -135,7 +135,7 @@ impl FrameData<'_> {
         self.len() == 0
     }
 
-    /// Copies bytes from `offset` on; how many there were.
+    /// Copies bytes from `offset` on. Returns their number.
     pub fn read(&self, offset: u32, buf: &mut [u8]) -> usize {
         match self {
             Self::Guest(slices) => read_slices(slices, offset, buf),
@@ -177,17 +177,17 @@ fn read_pieces(slices: &[VolatileSlice<'_>], offset: u32, buf: &mut [u8]) -> usi
 
 /// Receive buffers of one pair, lent to a port for one [`NetPort::receive`].
 pub trait FrameReceiver {
-    /// How many frames to offer next, at most [`BURST`]: no more are worth fetching. 0: the visit
-    /// is over, or the driver has no buffer.
+    /// Returns the number of frames to offer next, at most [`BURST`]: no more are worth fetching.
+    /// 0: the visit is over, or the driver has no buffer.
     fn room(&mut self) -> usize;
 
-    /// Gives frames to the guest; so many, from the first on, are over: copied, or dropped as such
-    /// that the driver does not want or that fit into no buffers it could offer. The others stay
-    /// the port's, to be offered again.
+    /// Gives frames to the guest, and returns the number of those, from the first on, that are
+    /// over: copied, or dropped because the driver does not want them or they fit into no buffers
+    /// it could offer. The others stay the port's, to be offered again.
     fn deliver(&mut self, frames: &[RxFrame<'_>]) -> usize;
 }
 
-/// What has become of frames that were kept, since the last time; in the order in which they were
+/// Frames that were kept and are done with since the last call, in the order in which they were
 /// sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Collected {
@@ -206,9 +206,9 @@ pub struct Waits {
     pub send: bool,
 }
 
-/// Where frames of one network device go to and come from.
+/// Network behind one device, to which its frames go and from which they come.
 pub trait NetPort: Send {
-    /// What it can do; always the same.
+    /// Returns its capabilities; always the same.
     fn capabilities(&self) -> PortCapabilities {
         PortCapabilities::PLAIN
     }
@@ -231,40 +231,41 @@ pub trait NetPort: Send {
         true
     }
 
-    /// How many frames [`send`](Self::send) takes now, at most [`BURST`] of which will be sent. 0:
-    /// the driver's frames stay where they are until [`wake_fds`](Self::wake_fds) or a look says
-    /// otherwise.
+    /// Returns the number of frames that [`send`](Self::send) takes now, at most [`BURST`] of which
+    /// will be sent. 0: the driver's frames stay where they are until a descriptor of
+    /// [`wake_fds`](Self::wake_fds) or a further call reports room.
     fn send_room(&mut self, _pair: u16) -> usize {
         BURST
     }
 
-    /// Sends frames of `pair`, no more than there was [room](Self::send_room) for; how many had to
-    /// be dropped. `keep` is what the frames' memory is kept mapped by: a port that keeps frames
-    /// keeps it too.
+    /// Sends frames of `pair`, no more than there was [room](Self::send_room) for, and returns the
+    /// number of those that had to be dropped. `keep` keeps the frames' memory mapped: a port that
+    /// keeps frames keeps it too.
     fn send(&mut self, pair: u16, frames: &[TxFrame<'_>], keep: &KeepAlive) -> usize;
 
-    /// What has become of the frames of `pair` that were kept.
+    /// Takes the counts of frames of `pair` that were kept and are done with.
     fn collect(&mut self, _pair: u16) -> Collected {
         Collected::default()
     }
 
-    /// Whether frames of `pair` are kept, or [`collect`](Self::collect) was not told yet that they
-    /// are no more. The device is looked at again soon: a port keeps frames for microseconds.
+    /// Whether frames of `pair` are kept, or are done with and not collected by
+    /// [`collect`](Self::collect) yet. The device is then checked again soon: a port keeps frames
+    /// for microseconds.
     fn has_kept(&self, _pair: u16) -> bool {
         false
     }
 
-    /// Lets go of all frames of `pair` that are kept: the next [`collect`](Self::collect) answers
-    /// all.
+    /// Releases all frames of `pair` that are kept: the next [`collect`](Self::collect) returns all
+    /// of them.
     fn cancel(&mut self, _pair: u16) {}
 
     /// Whether [`receive`](Self::receive) would offer a frame. Asked whenever the device is looked
     /// at: a load, never a system call.
     fn has_frames(&mut self, pair: u16) -> bool;
 
-    /// Whether there may be frames, or room to send, that nothing in the guest's rings tells of:
-    /// the device is then looked at by each sweep of a core that is awake, and not only when a ring
-    /// has changed. Always the same.
+    /// Whether there may be frames, or room to send, that nothing in the guest's rings shows: each
+    /// sweep of a core that is awake then checks the device, and not only when a ring has changed.
+    /// Always the same.
     fn has_own_events(&self) -> bool {
         true
     }
@@ -272,14 +273,15 @@ pub trait NetPort: Send {
     /// Offers frames for `pair` while there are some and there is [room](FrameReceiver::room).
     fn receive(&mut self, pair: u16, to: &mut dyn FrameReceiver);
 
-    /// The device will sleep: [`has_frames`](Self::has_frames) is asked once more after this, and
-    /// from then on what it would say is told by [`wake_fds`](Self::wake_fds).
+    /// The device will sleep: [`has_frames`](Self::has_frames) is called once more after this, and
+    /// from then on the descriptors of [`wake_fds`](Self::wake_fds) announce frames.
     fn arm(&mut self) {}
 
     /// The device is visited again.
     fn disarm(&mut self) {}
 
-    /// Appends descriptors that are readable while there is what the device waits for on `pair`.
+    /// Appends descriptors that are readable while the conditions that the device waits for on
+    /// `pair` hold.
     fn wake_fds(&self, _pair: u16, _waits: Waits, _fds: &mut Vec<RawFd>) {}
 
     /// Another thread will visit the device from now on.

@@ -1,12 +1,12 @@
-//! Where the buffers of one burst lie, asked for as seldom as memory allows.
+//! Translation of the buffers of one burst, with as few queries as memory allows.
 
 use guest_mem::{Access, Dma, Intent, Iova, KeepAlive, MappedRun, VolatileSlice};
 
-/// The way to a burst's buffers. Not kept for longer: what it has found holds until the call into
-/// the device returns.
+/// Translation of a burst's buffers. Not kept for longer: its results hold until the call into the
+/// device returns.
 pub(super) struct Reach<'k> {
     keep: &'k KeepAlive,
-    /// Where the last buffers were, if all of that may be reached without asking.
+    /// Run of memory in which the last buffers were, if all of it may be accessed without a query.
     run: MappedRun<'k>,
 }
 
@@ -18,7 +18,7 @@ impl<'k> Reach<'k> {
         }
     }
 
-    /// Where the `len` bytes at `iova` are, at least 1; `None` if not in one piece.
+    /// Returns the `len` bytes at `iova`, at least 1; `None` if they are not in one piece.
     #[inline(always)]
     pub(super) fn slice<D: Dma>(
         &mut self,

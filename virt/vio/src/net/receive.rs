@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! port.receive ─▶ deliver(frames): for each: filter, find buffers, translate (and prefetch), take
-//!                                  then for each: header, bytes                the copies, together
+//!                                  then for each: header, bytes               the copies, together
 //! stage all                                                       published at the visit's end
 //! ```
 //! Frames for each of which the next buffer, one descriptor, suffices are placed in a row of those
@@ -84,7 +84,7 @@ struct ReceiveBuffers<'a, 'b, E: Environment> {
 struct Filled<'k> {
     /// Nowhere after a fault.
     place: VolatileSlice<'k>,
-    /// Bytes that the driver is told of.
+    /// Length reported to the driver, in bytes.
     written: u32,
     /// Index of the frame in the burst.
     frame: usize,
@@ -428,7 +428,7 @@ impl<E: Environment> ReceiveBuffers<'_, '_, E> {
         Ok(Some((nth, u16::try_from(nth).unwrap_or(u16::MAX))))
     }
 
-    /// What becomes of a frame for which there are too few buffers.
+    /// Decides whether a frame for which there are too few buffers waits or is dropped.
     #[cold]
     fn too_few(&mut self) -> Found {
         let state = &mut self.core.pairs[self.pair];

@@ -32,8 +32,8 @@ pub(crate) struct ControlClass {
     chain: Chain,
 }
 
-/// Part of the saved state that only such queues have: nothing, since what they have chosen is the
-/// other side's.
+/// Part of the saved state that only such queues have: nothing, since the other side keeps the
+/// number of pairs that they have chosen.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedControl {}
 

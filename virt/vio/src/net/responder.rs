@@ -1,8 +1,8 @@
 //! A built-in peer: answers ARP for its address, ICMP echo, and UDP on every port with the same
 //! bytes.
 //!
-//! It needs no host privileges, so a guest has somebody to talk to in a demo, and tests have a peer
-//! whose answers they can compute. Anything else, and anything malformed, is dropped silently.
+//! It needs no host privileges, so a guest has a peer in a demo, and tests have one whose answers
+//! they can compute. Anything else, and anything malformed, is dropped silently.
 //!
 //! Left out: IPv6, VLAN tags, IP options (dropped from the answer), fragments (dropped).
 //! Bound: [`MAX_REPLIES`] frames of at most [`PLAIN_FRAME`] bytes, 389 KiB; the newest is dropped.

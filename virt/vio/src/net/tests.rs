@@ -35,7 +35,7 @@ struct Wire(Arc<Mutex<Ends>>);
 
 #[derive(Default)]
 struct Ends {
-    /// What is sent comes back.
+    /// Frames that are sent come back.
     is_looped: bool,
     to_guest: VecDeque<Vec<u8>>,
     from_guest: Vec<Vec<u8>>,
@@ -49,7 +49,7 @@ struct Ends {
     /// Room that it says it has; as much as there can be if absent.
     room: Option<usize>,
     is_down: bool,
-    /// As it was told.
+    /// Number of pairs that was passed to it last.
     pairs: u16,
     receiver: Offloads,
 }
@@ -145,7 +145,7 @@ struct Guest {
     mem: ArrayMem,
     rx: AnyDriver<ArrayMem>,
     tx: AnyDriver<ArrayMem>,
-    /// Where the receive buffers lie, by the names that the ring returns.
+    /// Addresses of the receive buffers, by the ids that the ring returns.
     buffers: HashMap<u16, u64>,
     net: Net,
     irq: CountIrq,
@@ -532,7 +532,7 @@ fn transmit_refuses_odd_sizes_and_returns_the_buffers() {
 }
 
 #[test]
-fn what_was_sent_is_shown_though_receiving_fails_in_the_same_visit() {
+fn sent_frames_are_published_though_receiving_fails_in_the_same_visit() {
     both(|mask| {
         let wire = Wire::default();
         let mut guest = Guest::new(Box::new(wire.clone()), mask);
@@ -698,7 +698,7 @@ fn the_transmit_queue_is_served_first_unless_a_visit_ended_before_the_other_had_
 }
 
 #[test]
-fn what_a_port_gives_back_is_received_by_the_visit_that_sent_it() {
+fn frames_that_a_port_returns_are_received_by_the_visit_that_sent_them() {
     both(|mask| {
         let wire = Wire::default();
         wire.ends().is_looped = true;

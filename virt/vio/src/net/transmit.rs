@@ -1,10 +1,10 @@
 //! Transmit queues: bursts of frames from the driver to the port.
 //!
 //! ```text
-//! for up to BURST chains: peek, translate (and prefetch), take         the walk: misses are begun
-//! for each: header, read once and checked                              and met here
-//! port.send(all that are right)                                        one call; the port copies
-//! stage all                                                            published at the visit's end
+//! for up to BURST chains: peek, translate (and prefetch), take       the walk: misses are begun
+//! for each: header, read once and checked                            and end here
+//! port.send(all that are right)                                      one call; the port copies
+//! stage all                                                          published at the visit's end
 //! ```
 //! Small frames, which lie in one descriptor each, are walked as a row ([`crate::ring::Single`]) by
 //! `burst_of_singles`, in which all of that is one step for the burst, and which ends before a
@@ -35,7 +35,7 @@ pub(super) struct Kept {
 /// A frame whose chain was taken.
 #[derive(Clone, Copy)]
 struct Taken<'k> {
-    /// Where its header lies, if in one piece; otherwise it was read.
+    /// Its header in guest memory, if in one piece; otherwise it was read.
     head: VolatileSlice<'k>,
     header: [u8; HEADER_LEN],
     len: u32,

@@ -1,6 +1,6 @@
-//! Looking at more than the next chain before any is consumed.
+//! Lookahead: reading of chains beyond the next one before any is consumed.
 
-/// How far ahead of the next chain a device has looked with
+/// Distance ahead of the next chain that a device has read with
 /// [`Ring::peek_ahead`](super::Ring::peek_ahead). The default is the next chain itself. Holds until
 /// the next [`advance`](super::Ring::advance).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

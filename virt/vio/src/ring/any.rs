@@ -1,4 +1,4 @@
-//! One type for both layouts, with tokens, replay and a journal.
+//! [`Ring`]: one type for both layouts, with tokens, replay and a journal.
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -21,8 +21,8 @@ use crate::saved::SavedQueue;
 ///
 /// [`peek`](Ring::peek) reads the next chain, [`advance`](Ring::advance) consumes it; when the
 /// request has ended, [`stage`](Ring::stage) gives its token back, and [`publish`](Ring::publish)
-/// shows the driver everything staged. Whatever answers a [`RingStop`] has parked the ring
-/// accordingly; while it is parked, call none of those that take a [`Dma`].
+/// publishes everything staged to the driver. A method that returns a [`RingStop`] has parked the
+/// ring accordingly; while it is parked, call none of those that take a [`Dma`].
 pub enum Ring {
     /// The split layout, §2.7.
     Split(SplitQueue),
@@ -40,8 +40,8 @@ macro_rules! each {
 }
 
 impl Ring {
-    /// A queue as the driver set it up, packed if it accepted RING_PACKED, otherwise split. `max`
-    /// is the device's maximum size, `features` the accepted ones.
+    /// Makes a queue as the driver set it up, packed if it accepted RING_PACKED, otherwise split.
+    /// `max` is the device's maximum size, `features` the accepted ones.
     pub fn new(config: &QueueConfig, max: u16, features: u64) -> Result<Self, ActivateError> {
         if features & feature::RING_PACKED == 0 {
             SplitQueue::new(config, max, features).map(Self::Split)
@@ -50,7 +50,7 @@ impl Ring {
         }
     }
 
-    /// The queue as the driver set it up.
+    /// Returns the configuration of the queue as the driver set it up.
     pub fn config(&self) -> QueueConfig {
         each!(self, ring => ring.config())
     }
@@ -60,14 +60,14 @@ impl Ring {
         each!(self, ring => ring.start(at))
     }
 
-    /// Records from now on what is in flight. Before the first use; chains to replay are in the
-    /// journal already.
+    /// Records chains in flight in `journal` from now on. Before the first use; chains to replay
+    /// are in the journal already.
     pub fn set_journal(&mut self, journal: Box<dyn Journal>) {
         each!(self, ring => ring.set_journal(journal));
     }
 
-    /// Where the ring has come to: what GET_VRING_BASE answers. Nothing should be in flight: what
-    /// was taken counts as passed.
+    /// Returns the position of the ring, as GET_VRING_BASE reports it. Nothing should be in flight:
+    /// chains taken count as passed.
     pub fn position(&self) -> RingPosition {
         each!(self, ring => ring.position())
     }
@@ -89,13 +89,13 @@ impl Ring {
         matches!(self, Self::Packed(_))
     }
 
-    /// Why the queue rests, if it does.
+    /// Reason why the queue is parked, if it is.
     #[inline]
     pub fn parked(&self) -> Option<Parked> {
         each!(self, ring => ring.rest.parked)
     }
 
-    /// Whether the queue rests because a ring address faulted or the protocol was broken.
+    /// Whether the queue is parked because a ring address faulted or the protocol was broken.
     pub fn is_faulted(&self) -> bool {
         each!(self, ring => ring.rest.is_faulted())
     }
@@ -117,8 +117,8 @@ impl Ring {
         each!(self, ring => ring.rest.retry(now_ns));
     }
 
-    /// When a queue whose ring faulted is to be visited again: by then it tries again, or learns
-    /// when to (0: at once).
+    /// Returns the time at which a queue whose ring faulted is to be visited again, in nanoseconds:
+    /// it tries again then, or sets the time of its next try (0: at once).
     pub fn retry_at_ns(&self) -> Option<u64> {
         each!(self, ring => ring.rest.retry_at_ns())
     }
@@ -134,8 +134,8 @@ impl Ring {
         each!(self, ring => ring.rest.park(stop))
     }
 
-    /// The queue's state, all of which is what the driver has set up and where the ring has come
-    /// to; `None` while chains are in flight, staged or to be replayed.
+    /// Returns the queue's state: its configuration and its position. `None` while chains are in
+    /// flight, staged or to be replayed.
     pub fn save(&self) -> Option<SavedQueue> {
         let config = self.config();
         let (next_avail, next_used) = self.position().words();
@@ -151,8 +151,8 @@ impl Ring {
         })
     }
 
-    /// Those of `pages` that it reaches under `generation`, the view's, without asking memory
-    /// again: they cannot be evicted now.
+    /// Returns those of `pages` that it accesses under `generation`, the view's, without asking
+    /// memory again: they cannot be evicted now.
     pub fn in_use(&self, generation: u64, pages: &Pages) -> u32 {
         each!(self, ring => ring.in_use(generation, pages))
     }
@@ -164,23 +164,24 @@ impl Ring {
         each!(self, ring => ring.has_available(dma))
     }
 
-    /// Whether the ring was empty when it was last looked at, and nothing is to be replayed: what
-    /// has come since, a [watch](Watch) tells. Loads nothing.
+    /// Whether the ring was empty at the last check, and nothing is to be replayed: a
+    /// [watch](Watch) fires for what has come since. Loads nothing.
     #[inline]
     pub fn is_seen_empty(&self) -> bool {
         each!(self, ring => ring.is_seen_empty())
     }
 
-    /// Reads the next chain, those to replay first, without consuming it; whether there was one.
+    /// Reads the next chain, those to replay first, without consuming it. Returns whether there was
+    /// one.
     #[inline]
     pub fn peek<D: Dma>(&mut self, dma: &mut D, chain: &mut Chain) -> Result<bool, RingStop> {
         each!(self, ring => ring.peek_next(dma, chain))
     }
 
-    /// Reads the chain at `ahead`, without consuming it, and moves `ahead` behind it; false, and
-    /// `ahead` as it was, if there is none. For a device that needs several chains at once: it
-    /// looks until they suffice, then calls [`advance`](Ring::advance) for each in turn, and until
-    /// then another look begins again at the default.
+    /// Reads the chain at `ahead`, without consuming it, and moves `ahead` behind it. Returns
+    /// false, with `ahead` unchanged, if there is none. For a device that needs several chains at
+    /// once: it reads ahead until they suffice, then calls [`advance`](Ring::advance) for each in
+    /// turn. If they do not suffice, the next attempt begins at the default again.
     pub fn peek_ahead<D: Dma>(
         &mut self,
         dma: &mut D,
@@ -205,9 +206,9 @@ impl Ring {
         ahead.chains += 1;
     }
 
-    /// [`peek_ahead`](Ring::peek_ahead) of a ring that is parked, and stays parked for what it is.
-    /// After a stop at the table of a chain, and no other, `chain` knows how many descriptors that
-    /// takes up, and `ahead` is behind it.
+    /// [`peek_ahead`](Ring::peek_ahead) of a ring that is parked, and stays parked for its own
+    /// reason. After a stop at the table of a chain, and no other, `chain` has the number of
+    /// descriptors that it takes up, and `ahead` is behind it.
     pub(super) fn look_ahead<D: Dma>(
         &mut self,
         dma: &mut D,
@@ -244,8 +245,8 @@ impl Ring {
     }
 
     /// Consumes `chain`, the first not consumed of those that [`peek`](Ring::peek) or
-    /// [`peek_ahead`](Ring::peek_ahead) has read, and tells the journal. Call it before the request
-    /// can run. A journal that refuses parks the ring for ever
+    /// [`peek_ahead`](Ring::peek_ahead) has read, and records it in the journal. Call it before the
+    /// request can run. A journal that refuses parks the ring for ever
     /// ([`Violation::Journal`](super::Violation::Journal)).
     #[inline]
     pub fn advance(&mut self, chain: &Chain) -> Token {
@@ -253,8 +254,8 @@ impl Ring {
     }
 
     /// Reads the next chains into `row` as long as each is [one descriptor](Single), without
-    /// consuming them; how many. 0 says nothing of whether there are chains: [`peek`](Ring::peek)
-    /// does.
+    /// consuming them. Returns their number. 0 does not mean that there are no chains: ask
+    /// [`peek`](Ring::peek).
     #[inline]
     pub fn peek_singles<D: Dma>(
         &mut self,
@@ -262,8 +263,8 @@ impl Ring {
         row: &mut [Single],
     ) -> Result<usize, RingStop> {
         each!(self, ring => {
-            // Chain by chain: a journal is told of each, and what is replayed comes before what the
-            // ring has.
+            // Chain by chain: a journal records each, and chains to replay come before those of the
+            // ring.
             if ring.journal.is_some() || !ring.replay.is_empty() {
                 return Ok(0);
             }
@@ -272,9 +273,9 @@ impl Ring {
     }
 
     /// Consumes the first of the chains that [`peek_singles`](Ring::peek_singles) has read, which
-    /// end at once: with so many bytes `written` into each, they are shown by the next
+    /// end at once: with so many bytes `written` into each, they are published by the next
     /// [`publish`](Ring::publish). Where that needs more than storing it, as in a ring whose areas
-    /// have moved, `end` is given the tokens instead, each to be [staged](Ring::stage).
+    /// have moved, `end` receives the tokens instead, each to be [staged](Ring::stage).
     #[inline]
     pub fn answer_singles<D: Dma>(
         &mut self,
@@ -303,10 +304,10 @@ impl Ring {
         });
     }
 
-    /// A request has ended, with `len` bytes written into its chain: its used element is written,
-    /// or kept, and shown by the next [`publish`](Ring::publish) (with IN_ORDER, by the first one
-    /// behind which no earlier chain is missing). After an error it was not staged: give the token
-    /// again.
+    /// Stages a request that has ended, with `len` bytes written into its chain: its used element
+    /// is written, or kept, and published by the next [`publish`](Ring::publish) (with IN_ORDER, by
+    /// the first one before which no earlier chain is missing). After an error it was not staged:
+    /// give the token again.
     ///
     /// More bytes than its chain has room for are a mistake of the device: an assertion in debug
     /// builds, a violation in others ([`Violation::Answer`](super::Violation::Answer)).
@@ -331,14 +332,15 @@ impl Ring {
         self.park(Violation::Answer { len, room }.into())
     }
 
-    /// Requests that the next publish shows.
+    /// Requests that the next publish covers.
     #[inline]
     pub fn staged(&self) -> u16 {
         each!(self, ring => ring.staged())
     }
 
-    /// Shows the driver everything staged; whether it wants an interrupt: at most one fence, and a
-    /// look at its event field on either side of it. After an error nothing was shown.
+    /// Publishes everything staged to the driver. Returns whether the driver wants an interrupt:
+    /// this takes at most one fence, and a read of its event field on either side of it. After an
+    /// error nothing was published.
     #[inline]
     pub fn publish<D: Dma>(&mut self, dma: &mut D) -> Result<bool, RingStop> {
         each!(self, ring => {
@@ -346,15 +348,16 @@ impl Ring {
                 return Ok(false);
             };
             ring.rest.stats.publishes += 1;
-            // Looked at before what was shown has left this processor: what the driver has asked
-            // for by now it gets without that wait. An answer that has been overtaken costs a
+            // First read of the event field, before the fence: an interrupt that the driver has
+            // asked for by now is sent without the wait for the fence. A stale value costs a
             // spurious interrupt, and so does an event field that cannot be read.
             if ring.wants_interrupt(dma, old).unwrap_or(true) {
                 return Ok(true);
             }
-            // Pairs with the driver's full barrier between writing its event field (or flags) and
-            // looking at the used ring again: one of the two sees the other's store. Without it the
-            // interrupt can be lost.
+            // Orders the store that publishes before the load of the event field. Pairs with the
+            // driver's full barrier between writing its event field (or flags) and re-reading the
+            // used ring: one of the two sees the other's store. Without it the interrupt can be
+            // lost.
             fence(Ordering::SeqCst);
             Ok(ring.wants_interrupt(dma, old).unwrap_or(true))
         })
@@ -366,36 +369,36 @@ impl Ring {
         each!(self, ring => ring.in_flight())
     }
 
-    /// Chains of a predecessor that [`peek`](Ring::peek) will answer first.
+    /// Chains of a predecessor that [`peek`](Ring::peek) will return first.
     pub fn replaying(&self) -> u16 {
         each!(self, ring => ring.replay.len() as u16)
     }
 
     /// Asks for a doorbell at the next available chain. A SeqCst fence and
-    /// [`has_available`](Ring::has_available) must follow. Free if nothing was consumed since the
-    /// last time.
+    /// [`has_available`](Ring::has_available) must follow. Costs nothing if no chain was consumed
+    /// since the last call.
     pub fn arm<D: Dma>(&mut self, dma: &mut D) -> Result<(), RingStop> {
         self.arm_ahead(dma, Ahead::default())
     }
 
-    /// [`arm`](Ring::arm) at the chain at `ahead`, for a device whom the chains before it do not
-    /// suffice. [`has_available_ahead`](Ring::has_available_ahead) must follow.
+    /// [`arm`](Ring::arm) at the chain at `ahead`, for a device that needs more than the chains
+    /// before it. [`has_available_ahead`](Ring::has_available_ahead) must follow.
     pub fn arm_ahead<D: Dma>(&mut self, dma: &mut D, ahead: Ahead) -> Result<(), RingStop> {
         each!(self, ring => ring.arm(dma, ahead))
     }
 
-    /// Polling goes on: asks for no doorbells, as far as that is worth a store. Free until
-    /// something was consumed.
+    /// Asks for no doorbells while polling goes on, as far as that is worth a store. Costs nothing
+    /// until a chain was consumed.
     #[inline]
     pub fn disarm<D: Dma>(&mut self, dma: &mut D) -> Result<(), RingStop> {
         each!(self, ring => ring.disarm(dma))
     }
 
-    /// Watches in `slot` the word that tells whether something new is available: when it
-    /// [fires](Watch::fires), [`has_available`](Ring::has_available) should look. Holds until the
-    /// next [`advance`](Ring::advance); with chains to replay or seen already it says nothing of
-    /// those. Keeps the word where that is the same one (in a split ring always, until memory
-    /// changes). Leaves `None` if the ring cannot be reached now.
+    /// Watches in `slot` the word that shows whether something new is available: when it
+    /// [fires](Watch::fires), call [`has_available`](Ring::has_available). Holds until the next
+    /// [`advance`](Ring::advance); it does not cover chains to replay or seen already. Keeps the
+    /// word where that is the same one (in a split ring always, until memory changes). Leaves
+    /// `None` if the ring cannot be reached now.
     #[inline]
     pub fn watch_in<D: Dma>(&mut self, dma: &mut D, slot: &mut Option<Watch>) {
         match each!(self, ring => ring.watch_place(dma)) {

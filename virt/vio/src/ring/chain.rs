@@ -71,7 +71,7 @@ impl Chain {
         self.descs.get()
     }
 
-    /// What was appended so far.
+    /// Returns the sums of what was appended so far.
     #[inline]
     pub(super) fn sum(&self) -> Sum {
         self.sum
@@ -116,8 +116,8 @@ impl Chain {
         Ok(())
     }
 
-    /// What the used ring names: the index of the first descriptor (split) or the buffer id
-    /// (packed).
+    /// Returns the identifier in the used ring: the index of the first descriptor (split) or the
+    /// buffer id (packed).
     pub fn head(&self) -> u16 {
         self.head.get()
     }
@@ -138,7 +138,7 @@ impl Chain {
         self.segments.len()
     }
 
-    /// What the device reads.
+    /// Returns the buffers that the device reads.
     #[inline]
     pub fn readable(&self) -> Buffers<'_> {
         Buffers {
@@ -147,7 +147,7 @@ impl Chain {
         }
     }
 
-    /// What the device writes.
+    /// Returns the buffers that the device writes.
     #[inline]
     pub fn writable(&self) -> Buffers<'_> {
         Buffers {

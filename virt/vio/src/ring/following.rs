@@ -1,10 +1,11 @@
-//! What the chains behind one that waits will want. It is asked for meanwhile, so that a row of
-//! requests over absent memory waits about as often as one of them would.
+//! Prefetch for the chains behind one that waits: memory that they will need is asked for
+//! meanwhile, so that a row of requests over absent memory waits about as often as one of them
+//! would.
 //!
-//! Each chain is looked at until something of it is absent, and again when that has come: an
-//! indirect table first, then what the device asks for. Nothing is taken, and nobody waits for an
-//! answer but the next look. Bounds: so many chains and so many bytes; each look is charged to the
-//! visit.
+//! Each chain is read until something of it is absent, and again when that has come: an indirect
+//! table first, then the memory that the device asks for. No chain is taken, and a ticket does
+//! nothing but trigger the next look. Bounds: so many chains and so many bytes; each look is
+//! charged to the visit.
 
 use std::collections::VecDeque;
 
@@ -24,7 +25,7 @@ struct Known {
     /// Descriptors in the ring.
     descs: u16,
     bytes: u64,
-    /// What was asked for and has not come.
+    /// Ticket of memory that was asked for and has not come.
     waits: Option<Ticket>,
     /// Nothing of it is absent that could be asked for, when last looked.
     is_whole: bool,
@@ -68,7 +69,7 @@ impl Following {
         }
     }
 
-    /// Something has come, or never will.
+    /// Memory has come, or never will.
     pub(crate) fn ticket_done(&mut self, ticket: Ticket) {
         let mut waiting = self.chains.iter_mut();
         if let Some(known) = waiting.find(|known| known.waits == Some(ticket)) {

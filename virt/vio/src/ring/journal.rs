@@ -1,4 +1,5 @@
-//! Where a ring stands, and who remembers what is in flight when the process is killed.
+//! Position of a ring, and the journal that preserves its requests in flight when the process is
+//! killed.
 //!
 //! A [`Journal`] is called in an order that its implementer (`vhost_user::inflight`) relies on:
 //!
@@ -8,7 +9,7 @@
 //! publish   every window of the batch is made current; nothing below can stop half-way
 //!           complete, for each request of the batch
 //!           advance
-//!           split: used.idx is stored (elements may lie there since stage: nobody looks at them)
+//!           split: used.idx is stored (the driver ignores elements that lie there since stage)
 //!           packed: used descriptors are stored, the first one's flags last
 //!           commit
 //! ```
@@ -47,7 +48,7 @@ pub trait Journal: Send {
     fn commit(&mut self);
 }
 
-/// Where a ring begins, for [`Ring::start`](super::Ring::start). Positions of packed rings are
+/// Start of a ring, for [`Ring::start`](super::Ring::start). Positions of packed rings are
 /// {index, wrap counter}.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RingStart {
@@ -67,7 +68,7 @@ pub enum RingStart {
     Packed {
         /// The descriptor to take next.
         avail: (u16, bool),
-        /// Where the next used descriptor goes.
+        /// Position of the next used descriptor.
         used: (u16, bool),
         /// Chains taken by a predecessor and not returned: the journal's slot, and the ring
         /// descriptors as they were, with the buffer id in `next` (the last one's counts). They are
@@ -76,7 +77,7 @@ pub enum RingStart {
     },
 }
 
-/// Where a ring has come to.
+/// Position of a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RingPosition {
     /// Split, modulo 2^16.
@@ -90,14 +91,14 @@ pub enum RingPosition {
     Packed {
         /// The descriptor to take next.
         avail: (u16, bool),
-        /// Where the next used descriptor goes.
+        /// Position of the next used descriptor.
         used: (u16, bool),
     },
 }
 
 impl RingPosition {
-    /// Where the next chain is taken and the next used entry written, each in a word: of a packed
-    /// ring with the wrap counter in bit 15.
+    /// Returns the positions of the next chain to take and the next used entry to write, each in a
+    /// word: of a packed ring with the wrap counter in bit 15.
     pub(super) fn words(self) -> (u16, u16) {
         let word = |(idx, wrap)| idx | u16::from(wrap) << 15;
         match self {
@@ -110,7 +111,7 @@ impl RingPosition {
     }
 }
 
-/// Why a ring cannot begin there. The ring is as it was.
+/// Reason why a ring cannot begin at a position. The ring is as it was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StartError {
     /// A position of the other layout.

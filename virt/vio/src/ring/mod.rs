@@ -1,7 +1,8 @@
 //! Virtqueues (virtio 1.2 §2.7, §2.8), device side.
 //!
-//! [`Ring`]: what a device uses, over both layouts. [`chain`]: descriptors, checked once. [`split`], [`packed`]: the two
-//! layouts. [`Journal`]: what a successor of a killed process needs.
+//! [`Ring`]: the interface of devices, over both layouts. [`chain`]: descriptors, checked once.
+//! [`split`], [`packed`]: the two layouts. [`Journal`]: the record that a successor of a killed
+//! process needs.
 
 mod ahead;
 mod any;

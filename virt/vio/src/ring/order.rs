@@ -1,8 +1,8 @@
 //! Completions in the order of taking, for VIRTIO_F_IN_ORDER (virtio 1.2 §2.7.9, §2.8.9).
 //!
 //! A driver that accepted the feature expects its buffers back in the order in which it made them
-//! available. Requests that end early wait here for those before them; what is in order can be
-//! shown.
+//! available. Requests that end early wait here for those before them; those that are in order can
+//! be published.
 //!
 //! One used entry may stand for a batch: it names the last chain, and those it skips count as
 //! written in full. So a batch ends with every chain that is not.
@@ -22,24 +22,24 @@ pub(super) struct Ended {
 }
 
 impl Ended {
-    /// Whether nothing is lost by not telling `len`.
+    /// Whether the chain was written in full, so that `len` need not be reported.
     #[inline]
     pub(super) fn is_full(&self) -> bool {
         self.len == self.token.writable()
     }
 }
 
-/// Chains that were taken, in order, and what has become of them.
+/// Chains that were taken, in order, with their ends.
 #[derive(Debug)]
 pub(super) struct Order {
-    /// `seq` of the first that was not shown.
+    /// `seq` of the first that was not published.
     first: Counter,
     /// `seq` of the next to be taken.
     next: Counter,
-    /// How many from the first on have ended.
+    /// Number of chains, from the first on, that have ended.
     ready: Counter,
     /// By `seq`; a power of two, and no fewer than the ring's entries: at most that many are taken
-    /// and not shown.
+    /// and not published.
     places: Vec<Option<Ended>>,
 }
 
@@ -87,7 +87,7 @@ impl Order {
         self.ready.set(ready);
     }
 
-    /// How many can be shown.
+    /// Returns the number of chains that can be published.
     #[inline]
     pub(super) fn ready(&self) -> u16 {
         self.ready.get()
@@ -100,7 +100,7 @@ impl Order {
         (0..self.ready.get()).filter_map(move |nth| self.places[self.at(first.wrapping_add(nth))])
     }
 
-    /// The used entries that show those: one for each run of chains written in full with the one
+    /// The used entries that publish those: one for each run of chains written in full with the one
     /// behind them, or one for each chain. It stands where the first chain's would, and its range
     /// counts the ring descriptors that the chains take up (§2.7.9, §2.8.9).
     #[inline]
@@ -116,7 +116,7 @@ impl Order {
         })
     }
 
-    /// They were shown.
+    /// They were published.
     #[inline]
     pub(super) fn shown(&mut self) {
         self.first.add(self.ready.get());

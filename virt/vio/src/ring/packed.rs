@@ -1,8 +1,8 @@
 //! A packed virtqueue as a polling device uses it (virtio 1.2 §2.8).
 //!
 //! One ring of descriptors, written by both sides in turn; a bit that changes meaning with every
-//! lap (the wrap counter) tells whose turn it is. Work flows as [`Ring`](super::Ring) says; `walk`
-//! takes chains, `used` gives them back, `notify` asks for doorbells.
+//! lap (the wrap counter) shows whose turn it is. Work flows as [`Ring`](super::Ring) describes;
+//! `walk` takes chains, `used` gives them back, `notify` asks for doorbells.
 //!
 //! `stage` keeps used descriptors here: what they overwrite may be a chain's own descriptors, which
 //! a successor wants back if the batch is never published. `publish` writes all but the first, then
@@ -46,11 +46,11 @@ pub const DESC_F_AVAIL: u16 = 1 << 7;
 /// VIRTQ_DESC_F_USED: equal to the device's wrap counter in what it has used, different in what is
 /// available.
 pub const DESC_F_USED: u16 = 1 << 15;
-/// RING_EVENT_FLAGS_ENABLE (§2.8.10): tell me of everything.
+/// RING_EVENT_FLAGS_ENABLE (§2.8.10): notify for every descriptor.
 pub const EVENT_ENABLE: u16 = 0;
-/// RING_EVENT_FLAGS_DISABLE: tell me nothing.
+/// RING_EVENT_FLAGS_DISABLE: never notify.
 pub const EVENT_DISABLE: u16 = 1;
-/// RING_EVENT_FLAGS_DESC, with EVENT_IDX: tell me when the descriptor named beside it is reached.
+/// RING_EVENT_FLAGS_DESC, with EVENT_IDX: notify when the descriptor named beside it is reached.
 pub const EVENT_DESC: u16 = 2;
 
 /// Largest ring (§2.8).
@@ -77,7 +77,7 @@ pub struct PackedQueue {
     next_avail: Position,
     /// `len`, `id` and `flags` there, once they say that it is available.
     head: Option<u64>,
-    /// Where the next used descriptor goes.
+    /// Position of the next used descriptor.
     next_used: Position,
     /// Used descriptors for the next publish, in the ring's order.
     staged: Vec<Used>,
@@ -87,7 +87,7 @@ pub struct PackedQueue {
     pub(super) outstanding: Counter,
     /// Chains taken and not published.
     taken: Counter,
-    /// What was last stored in the device's event suppression structure.
+    /// Word that was last stored in the device's event suppression structure.
     told: Option<u32>,
     /// The place a doorbell was last asked for at, if that still stands in memory.
     armed: Option<Position>,
@@ -95,7 +95,7 @@ pub struct PackedQueue {
     table: Table,
     /// Chains to take before any other, with the journal's slots.
     pub(super) replay: VecDeque<(u16, Vec<RawDescriptor>)>,
-    /// With IN_ORDER.
+    /// Completions in order, with IN_ORDER.
     pub(super) order: Option<Order>,
     pub(super) journal: Option<Box<dyn Journal>>,
     /// A request could not be recorded: nothing is published any more.
@@ -231,8 +231,8 @@ impl PackedQueue {
     }
 }
 
-/// The `len`, `id` and `flags` of descriptor `idx`, in one load: whoever sees its flags sees what
-/// was written before them.
+/// Loads the `len`, `id` and `flags` of descriptor `idx` in one acquire load: it orders the load of
+/// the flags before later loads of what the driver wrote before them.
 #[inline(always)]
 fn load_rest<D: Dma>(desc: &mut Area, dma: &mut D, idx: u16) -> Access<u64> {
     let (window, at) = desc.at(dma, DESC_SIZE * u32::from(idx) + REST)?;

@@ -1,13 +1,13 @@
-//! Why a queue stops, how it rests, and what it counts: the same for both layouts.
+//! Stops, parking and counters of a queue: the same for both layouts.
 
 use guest_mem::{Dma, DmaFault, Stop, Ticket, Wanted};
 
 use super::chain::Violation;
 
-/// Why a step did not happen. The queue has parked itself accordingly.
+/// Reason why a step did not happen. The queue has parked itself accordingly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RingStop {
-    /// Memory said not now, or not at all.
+    /// The access is pending, or faulted.
     Access(Stop),
     /// The driver broke the protocol.
     Violation(Violation),
@@ -31,11 +31,11 @@ impl From<Violation> for RingStop {
     }
 }
 
-/// How long a queue whose ring faulted waits until it tries again by itself, in nanoseconds. Each
-/// vain try is one fault record and one wake-up: ten a second for each such queue.
+/// Time after which a queue whose ring faulted tries again by itself, in nanoseconds. Each failed
+/// try is one fault record and one wake-up: ten a second for each such queue.
 pub const RETRY_NS: u64 = 100_000_000;
 
-/// Why a queue rests.
+/// Reason why a queue is parked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Parked {
     /// Until this ticket completes.
@@ -48,10 +48,10 @@ pub enum Parked {
     Violation,
 }
 
-/// What a queue counts.
+/// Counters of a queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RingStats {
-    /// Times used elements were shown to the driver.
+    /// Times used elements were published to the driver.
     pub publishes: u64,
     /// Times the queue parked because of a fault.
     pub faults: u64,
@@ -77,17 +77,17 @@ impl RingStats {
     }
 }
 
-/// Whether a queue rests, and its counters.
+/// Parking state of a queue, and its counters.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Rest {
     pub(super) parked: Option<Parked>,
-    /// Of one parked by a fault: when it tries again, once a visit has said so.
+    /// Of a queue parked by a fault: time of its next try, in nanoseconds, once a visit has set it.
     retry_at_ns: Option<u64>,
     pub(super) stats: RingStats,
 }
 
 impl Rest {
-    /// Whether the queue rests because a ring address faulted or the protocol was broken.
+    /// Whether the queue is parked because a ring address faulted or the protocol was broken.
     pub(super) fn is_faulted(&self) -> bool {
         matches!(self.parked, Some(Parked::Fault | Parked::Violation))
     }
@@ -116,8 +116,8 @@ impl Rest {
         }
     }
 
-    /// When a faulted queue is to be visited again; 0, at once, while no visit has said when it
-    /// tries again.
+    /// Returns the time at which a faulted queue is to be visited again, in nanoseconds; 0, at
+    /// once, while no visit has set the time of the next try.
     pub(super) fn retry_at_ns(&self) -> Option<u64> {
         let is_faulted = self.parked == Some(Parked::Fault);
         is_faulted.then(|| self.retry_at_ns.unwrap_or(0))

@@ -1,18 +1,18 @@
-//! Chains of one descriptor, which small frames come in, taken and given back many at a time.
+//! Chains of one descriptor, as small frames have them, taken and given back many at a time.
 //!
-//! What [`peek`](super::Ring::peek), [`advance`](super::Ring::advance) and
-//! [`stage`](super::Ring::stage) do chain by chain, with any chain, a journal and memory that is
-//! not at hand, these do for a row of chains that need none of that:
+//! [`peek`](super::Ring::peek), [`advance`](super::Ring::advance) and
+//! [`stage`](super::Ring::stage) work chain by chain, with any chain, a journal and memory that is
+//! not at hand. These do the same for a row of chains that need none of that:
 //!
 //! ```text
 //! peek_singles(out) ─▶ so many of the next chains ─▶ the device uses some, from the first on ─▶ take_singles, give_back_singles
 //! ```
 //! The row ends before the first chain that is not such a one, is malformed, or lies in a ring that
-//! is reached page by page: a chain is judged in one place, by `peek`. A row of none says nothing
+//! is reached page by page: a chain is judged in one place, by `peek`. An empty row means nothing
 //! more.
 //!
-//! Descriptors are read once into the row, from then on the device looks at that alone. Those
-//! behind it are read again by whoever comes to them: nothing was decided on them.
+//! Descriptors are read once into the row; from then on the device reads the row alone. Descriptors
+//! behind it are read again by the next walk: nothing was decided on them.
 
 use guest_mem::Iova;
 
@@ -24,7 +24,7 @@ use super::token::Token;
 pub struct Single {
     iova: Iova,
     len: u32,
-    /// What the used ring names, and bit 16: the device writes it.
+    /// Identifier in the used ring, and bit 16: the device writes the buffer.
     id: u32,
 }
 
@@ -72,7 +72,7 @@ impl Single {
         self.id & WRITE != 0
     }
 
-    /// What the used ring names.
+    /// Returns the identifier in the used ring.
     #[inline(always)]
     pub(super) fn id(&self) -> u16 {
         self.id as u16

@@ -65,7 +65,7 @@ pub struct SplitQueue {
     table: Table,
     /// Heads to take before any other.
     pub(super) replay: VecDeque<u16>,
-    /// With IN_ORDER.
+    /// Completions in order, with IN_ORDER.
     pub(super) order: Option<Order>,
     pub(super) journal: Option<Journaled>,
 }
@@ -203,7 +203,7 @@ impl SplitQueue {
         areas.fold(0, |mask, area| mask | area.in_use(generation, pages))
     }
 
-    /// Used elements that the next publish shows.
+    /// Used elements that the next publish covers.
     #[inline]
     pub(super) fn staged(&self) -> u16 {
         match &self.order {

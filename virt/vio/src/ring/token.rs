@@ -1,6 +1,6 @@
 //! A chain taken from a ring and not yet given back.
 
-/// What a ring needs to know of a chain that it handed out: returned by
+/// Token of a chain that a ring has handed out: returned by
 /// [`Ring::advance`](super::Ring::advance), given back once to [`Ring::stage`](super::Ring::stage).
 ///
 /// It does not refer to guest memory, so it may be kept for as long as the request takes.
@@ -22,7 +22,7 @@ impl Token {
         Self { word, writable }
     }
 
-    /// What the used ring names: the head's index (split) or the buffer id (packed).
+    /// Returns the identifier in the used ring: the head's index (split) or the buffer id (packed).
     #[inline(always)]
     pub fn id(self) -> u16 {
         self.word as u16

@@ -1,8 +1,9 @@
-//! One word of guest memory that tells, by a plain load, whether a ring has something new.
+//! Watch of a ring: one word of guest memory that shows, by a plain load, whether there is
+//! something new.
 
 use guest_mem::{WatchWord, Window};
 
-/// What to look for in a word: nothing new is there while `word & mask` is `quiet`.
+/// Condition on a word of memory: nothing new is there while `word & mask` is `quiet`.
 #[derive(Clone, Debug)]
 pub struct Watch {
     word: WatchWord,
@@ -10,7 +11,7 @@ pub struct Watch {
     quiet: u16,
 }
 
-/// Where that word is.
+/// Place of that word.
 pub(super) struct WatchPlace<'a> {
     pub(super) window: &'a Window,
     pub(super) offset: u32,

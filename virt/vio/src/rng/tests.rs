@@ -76,7 +76,7 @@ impl Guest {
         panic!("it is busy for ever");
     }
 
-    /// The lengths of what comes back at `now_ns`.
+    /// Returns the lengths of the buffers that come back at `now_ns`.
     fn used(&mut self, now_ns: u64) -> Vec<u32> {
         self.poll(&mut FlatDma::new(self.mem.clone()), now_ns);
         std::iter::from_fn(|| self.driver.used())
@@ -185,7 +185,7 @@ fn an_answer_into_absent_pages_waits_once_for_all_of_them() {
 }
 
 #[test]
-fn what_is_drawn_and_cannot_be_written_counts_against_the_limit() {
+fn random_bytes_that_cannot_be_written_count_against_the_limit() {
     let source = Counted::default();
     source.leave(1 << 20);
     let mut guest = Guest::new(source.clone(), SLOW, !0);

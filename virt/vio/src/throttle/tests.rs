@@ -1,6 +1,6 @@
 use super::*;
 
-/// How many requests of `bytes` begin in `window_ns`, asked for as fast as they can be.
+/// Counts the requests of `bytes` that begin in `window_ns`, asked for as fast as possible.
 fn begun(limits: RateLimits, bytes: u64, window_ns: u64, step_ns: u64) -> u64 {
     let mut throttle = Throttle::new(limits);
     let start = 1 << 40;

@@ -21,7 +21,7 @@ use vhost_user::wire::{
 use crate::common::front::{Front, copy, fd};
 use crate::common::{Io, PATIENCE};
 
-/// What is added to the layout's guest addresses.
+/// Offset added to the layout's guest addresses.
 const ELSEWHERE: u64 = 0x20_0000_0000;
 pub const PAGE: u64 = 4096;
 pub const PLATFORM: u64 = vhost::ACCESS_PLATFORM;

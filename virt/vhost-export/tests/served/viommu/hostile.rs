@@ -287,7 +287,7 @@ fn invalidations_of_any_shape_are_answered() {
 fn updates_by_the_thousand_are_answered_and_evict_each_other() {
     let mut scene = Scene::new();
     let mut viommu = scene.front();
-    // So that nothing is asked for meanwhile: nobody answers.
+    // So that nothing is asked for meanwhile: the front end does not answer below.
     verify(&mut viommu, 8, false);
     let user = viommu.front.regions()[0].user_addr;
     let mut random = Random::new(7);
@@ -346,7 +346,7 @@ fn misses_are_bounded_whatever_the_guest_asks() {
 }
 
 #[test]
-fn what_is_no_answer_ends_the_connection() {
+fn malformed_answer_to_a_miss_ends_the_connection() {
     let mut scene = Scene::new();
     let messages = [
         // To nothing.
@@ -382,7 +382,7 @@ fn a_channel_that_ends_makes_misses_faults_and_another_one_mends_it() {
     verify(&mut viommu, 8, false);
     viommu.close_channel();
     viommu.invalidate(0, u64::MAX);
-    // The ring's own addresses fault: it rests, and nothing hangs.
+    // The ring's own addresses fault: it is parked, and nothing hangs.
     viommu.front.avail(&[]);
     scene
         .server

@@ -1,4 +1,4 @@
-//! What live clients do, in their order.
+//! Sequences of messages that real clients send.
 
 use super::*;
 use crate::wire::{ConfigAccess, ConfigKind};
@@ -305,7 +305,7 @@ fn a_network_device_counts_pairs_and_hears_of_mtu_and_address() {
         };
         assert!(Session::new(config).is_err(), "{per_queue} of 2 rings");
     }
-    // Neither is heard without its feature.
+    // Neither is accepted without its feature.
     let mut peer = Peer::new();
     peer.ok(Request::SetProtocolFeatures(ProtocolFeatures::REPLY_ACK));
     for request in [Request::NetSetMtu(1500), Request::SendRarp(2)] {

@@ -1,4 +1,4 @@
-//! Requests that make no sense: told where they can be, and the session goes on.
+//! Malformed requests: the refusal is reported where the protocol can, and the session goes on.
 
 use super::*;
 use crate::wire::{ConfigAccess, ConfigKind, Head};

@@ -1,4 +1,4 @@
-//! Events, and what the session remembers.
+//! Events, and the session's state.
 
 use super::*;
 use crate::wire::{IotlbAccess, IotlbMessage, IotlbRange};
@@ -82,7 +82,7 @@ fn reset_owner_disables_rings_only_where_they_can_be_enabled_again() {
 }
 
 #[test]
-fn what_the_daemon_refuses_has_never_happened() {
+fn event_refused_by_the_daemon_changes_nothing() {
     let mut peer = Peer::new();
     peer.describe(DEVICE_BITS);
     let refuse = |peer: &mut Peer, request: Request| {

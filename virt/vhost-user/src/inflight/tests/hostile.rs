@@ -1,4 +1,4 @@
-//! What a front end, or a driver, can do to a tracker: nothing but errors.
+//! Hostile front ends and drivers: a tracker returns nothing worse than errors.
 
 use super::*;
 use crate::backend::RingLayout;

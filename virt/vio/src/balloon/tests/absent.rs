@@ -37,7 +37,7 @@ fn a_wait_at_any_access_changes_nothing_of_the_outcome() {
             }
             let statistics = guest.balloon.statistics().unwrap().available;
             let stats = guest.balloon.stats();
-            // In which calls is not said.
+            // The division into calls is not specified.
             let mut told = [const { BTreeSet::new() }; 3];
             for call in guest.recorder.told() {
                 match call {

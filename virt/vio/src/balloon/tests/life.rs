@@ -32,8 +32,8 @@ fn a_new_target_is_told_once_to_a_driver_that_is_there() {
         guest.balloon.set_target(u32::MAX);
         guest.poll();
         assert_eq!((guest.balloon.target(), guest.irq.config), (0x400, 2));
-        // Nobody hears of it before DRIVER_OK, so whoever sets that is told what may have changed
-        // since it looked.
+        // No driver is notified before DRIVER_OK. So the driver that sets it is notified then,
+        // since the target may have changed after it read the configuration.
         guest.balloon.reset();
         guest.balloon.set_target(3);
         guest.poll();
@@ -115,7 +115,7 @@ fn a_reset_forgets_the_driver_and_keeps_the_target() {
         assert_eq!(config(&guest.balloon), [0x111, 0, 0, 0, 0]);
         assert_eq!(guest.balloon.statistics(), None);
         assert!(!guest.balloon.has_work(&mut guest.dma()));
-        // And begins anew, with what it was not asked by this driver not asked.
+        // And begins anew: requests of the time before the driver are not repeated to it.
         let features = guest.balloon.features() & mask;
         let base = Gpa::new(0x3_0000);
         let index = STATISTICS as u16;

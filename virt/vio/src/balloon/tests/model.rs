@@ -35,8 +35,8 @@ fn buffer() -> impl Strategy<Value = (u64, u32)> {
     (at, prop_oneof![few, 1_u32..0x3000, Just(3 << 20)])
 }
 
-/// What the guest sends at a time: arrays to one of the two queues, each cut into up to three
-/// buffers, and reports.
+/// Buffers that the guest sends at a time: arrays to one of the two queues, each cut into up to
+/// three buffers, and reports.
 #[derive(Clone, Debug)]
 struct Round {
     queue: usize,
@@ -164,7 +164,7 @@ proptest! {
         prop_assert!(!guest.balloon.needs_reset());
     }
 
-    /// The recorder checks that all it is told of is RAM.
+    /// The recorder checks that all pages of its calls are RAM.
     #[test]
     fn any_buffers_in_any_queue_come_back(
         packed: bool,

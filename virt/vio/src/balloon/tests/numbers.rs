@@ -35,7 +35,7 @@ fn queues_have_the_numbers_that_linux_gives_them() {
 }
 
 #[test]
-fn what_is_offered_is_what_was_configured() {
+fn offered_features_follow_the_configuration() {
     let make = |deflate_on_oom, reporting, queue_size| {
         let config = BalloonConfig {
             deflate_on_oom,

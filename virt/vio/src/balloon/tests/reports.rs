@@ -8,7 +8,7 @@ use guest_mem::{
 use super::*;
 use crate::fake_driver::FakeDriver;
 
-/// What a device adds to a guest-physical address.
+/// Offset of device addresses from guest-physical addresses.
 const SHIFT: u64 = 0x40_0000_0000;
 /// Of an absent table.
 const TABLE: Ticket = Ticket(9);
@@ -17,7 +17,7 @@ const TABLE: Ticket = Ticket(9);
 struct Shifted {
     /// This page changes places with the next one.
     swapped: Option<u64>,
-    /// What maps the pages from this one on is absent.
+    /// The table that maps the pages from this one on is absent.
     absent: Option<u64>,
     leases: LeaseTable,
 }

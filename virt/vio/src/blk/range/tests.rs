@@ -150,7 +150,7 @@ fn errors_that_are_no_refusals_end_the_request() {
     }
 }
 
-/// EOPNOTSUPP would tell the driver that nothing was done.
+/// To the driver EOPNOTSUPP would mean that nothing was done.
 #[test]
 fn a_request_of_which_a_part_may_be_done_never_ends_as_unsupported() {
     let mut support = RangeSupport::default();

@@ -43,7 +43,7 @@ impl AlignedCopy {
         }
     }
 
-    /// Where its blocks lie in the file, and their length.
+    /// Returns the offset of its blocks in the file, and their length, in bytes.
     pub(super) fn extent(&self) -> (u64, u32) {
         (self.start, self.len)
     }

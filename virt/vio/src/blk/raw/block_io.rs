@@ -153,7 +153,7 @@ impl BlockIo for RawDisk {
         {
             return self.end_early(number, errno);
         }
-        // The check that the safety of the kernel's access rests on: these bytes stay mapped for as
+        // The safety of the kernel's access depends on this check: these bytes stay mapped for as
         // long as `self.keep` is held, which is until nothing is in flight.
         if !pieces.is_empty() && !self.keeps(pieces) {
             return self.end_early(number, libc::EFAULT);
@@ -277,7 +277,7 @@ impl BlockIo for RawDisk {
     }
 
     fn arm(&mut self) {
-        // With nothing in flight there is nothing to tell.
+        // With nothing in flight there is no completion to announce.
         if self.in_flight != 0 {
             self.engine.arm();
         }

@@ -71,7 +71,7 @@ impl Call {
         }
     }
 
-    /// Carries it out in this thread; what io_uring would answer.
+    /// Carries it out in this thread. Returns the result that io_uring would return.
     ///
     /// # Safety
     /// The vectors, and what they point to, are valid and used by no other code during the call.

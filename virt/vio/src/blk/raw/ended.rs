@@ -43,7 +43,7 @@ impl RawDisk {
         }
     }
 
-    /// Takes what the kernel has completed.
+    /// Takes calls that the kernel has completed.
     pub(super) fn collect(&mut self, done: &mut Vec<Completion>) {
         let mut answers = std::mem::take(&mut self.answers);
         self.engine.collect(&mut answers);

@@ -79,7 +79,7 @@ impl Engine {
         each!(self, own => own.cancel(user_data));
     }
 
-    /// Starts what is queued.
+    /// Starts the queued calls.
     pub(super) fn flush(&mut self) {
         each!(self, own => own.flush());
     }
@@ -89,7 +89,7 @@ impl Engine {
         each!(self, own => own.enter());
     }
 
-    /// Replaces `answers` by what has been answered since the last time: `user_data` and result.
+    /// Replaces `answers` by the answers since the last call: `user_data` and result.
     pub(super) fn collect(&mut self, answers: &mut Vec<(u64, i32)>) {
         each!(self, own => own.collect(answers));
     }
@@ -121,7 +121,7 @@ impl Engine {
         }
     }
 
-    /// Gives up waiting for calls in flight; the memory that they point to is leaked.
+    /// Abandons calls in flight; the memory that they point to is leaked.
     pub(super) fn abandon(&mut self) {
         if let Self::Threads(threads, _) = self {
             threads.abandon();

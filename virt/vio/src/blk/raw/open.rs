@@ -21,14 +21,14 @@ use super::zeroes::WRITERS;
 use super::{RawDisk, SECTOR, Transfer};
 use crate::blk::range::{self, RangeSupport};
 
-/// How a file is opened.
+/// Options for opening a file.
 #[derive(Clone, Copy, Debug)]
 pub struct RawDiskOptions {
     /// Refuse writing.
     pub read_only: bool,
     /// O_DIRECT: past the page cache.
     pub o_direct: bool,
-    /// How data move.
+    /// Method of data transfer.
     pub transfer: Transfer,
     /// Operations in flight, 1 to 1024.
     pub depth: u32,

@@ -8,7 +8,7 @@ use std::ptr::NonNull;
 
 use crate::blk::{MAX_PIECES, MAX_TRANSFER};
 
-/// Piece of the private pool, in bytes: what a request's buffer is made of.
+/// Size of a chunk of the private pool, in bytes: a request's buffer is made of chunks.
 pub const CHUNK: u32 = 16 << 10;
 /// Chunks of the private pool. 8 MiB: two requests of the largest size, or 512 small ones.
 pub const POOL_CHUNKS: u32 = 512;

@@ -121,8 +121,8 @@ impl RawDisk {
                 let is_durable = matches!(slot.op, Op::Write { durable: true, .. });
                 match slot.reads() {
                     true => Call::Read(data),
-                    // In the page cache a failure of the write must be told from one of its sync,
-                    // which comes after it.
+                    // In the page cache a failure of the write must be distinguished from one of
+                    // its sync, which comes after it.
                     false => Call::Write {
                         data,
                         durable: is_durable && self.options.o_direct,

@@ -1,4 +1,4 @@
-//! The raw disk alone: what a file may do to it.
+//! The raw disk alone, over files of every kind.
 
 use std::io::Write;
 use std::os::fd::{AsRawFd, FromRawFd};

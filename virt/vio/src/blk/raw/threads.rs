@@ -30,7 +30,7 @@ struct Job {
 }
 
 // SAFETY: not `Send` by itself because of the pointers in a call. What they point to stays valid
-// until the call is answered, on whichever thread, as who pushed it has promised.
+// until the call is answered, on whichever thread, as the contract of `push` demands.
 unsafe impl Send for Job {}
 
 type Queue = WorkQueue<Job, (u64, i32)>;
@@ -63,7 +63,7 @@ impl Threads {
             let thread = std::thread::Builder::new()
                 .name(format!("disk-{number}"))
                 .spawn(move || {
-                    // Nobody waits if another thread could not be started.
+                    // The receiver is gone if another thread could not be started.
                     let _ = tell.send(());
                     serve(&queue, &file);
                 })?;
@@ -107,7 +107,7 @@ impl Threads {
         self.flush();
     }
 
-    /// Replaces `answers` by what has been answered since the last time.
+    /// Replaces `answers` by the answers since the last call.
     pub(super) fn collect(&mut self, answers: &mut Vec<(u64, i32)>) {
         answers.clear();
         if self.queue.has_done() {
@@ -131,8 +131,8 @@ impl Threads {
         Some(self.queue.wake_fd())
     }
 
-    /// Leaves the threads to themselves: those that are in a call end with it. What it points to
-    /// must stay for ever.
+    /// Abandons the threads: those that are in a call end with it. The memory that it points to
+    /// must stay valid for ever.
     pub(super) fn abandon(&mut self) {
         self.threads.clear();
     }
@@ -152,7 +152,7 @@ impl Drop for Threads {
 fn serve(queue: &Queue, file: &File) {
     while let Some(job) = queue.next() {
         // SAFETY: what the call points to is valid, and used by no other code, until it is
-        // answered, which is after this, as who pushed it has promised.
+        // answered, which is after this, as the contract of `push` demands.
         let result = unsafe { job.call.run(file) };
         queue.finish(std::iter::once((job.user_data, result)));
     }

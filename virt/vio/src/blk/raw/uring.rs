@@ -160,7 +160,7 @@ impl Ring {
         // Makes the kernel's record of this thread, of which the limit is a part.
         // SAFETY: submits nothing, waits for nothing.
         let entered = unsafe { submitter.enter::<libc::sigset_t>(0, 0, 0, None) };
-        // Zero leaves a limit as it is, and tells it.
+        // Zero leaves a limit unchanged and returns it.
         let mut limits = [0; 2];
         if entered.is_ok() && submitter.register_iowq_max_workers(&mut limits).is_ok() {
             let bounded = limits[0].saturating_add(depth);
@@ -169,7 +169,8 @@ impl Ring {
         }
     }
 
-    /// Enters the kernel: it takes what is queued, and runs what it has deferred for us.
+    /// Enters the kernel: it takes queued entries, and runs work that it has deferred for this
+    /// thread.
     fn enter(&mut self) {
         // EAGAIN, EBUSY and EINTR leave the entries where they are, for the next time.
         let _ = self.io.submit();
@@ -185,7 +186,7 @@ impl Ring {
         self.io.completion().next()
     }
 
-    /// Takes in what the kernel has answered, for all disks.
+    /// Takes in the kernel's completions, for all disks.
     fn collect(&mut self) {
         let submission = self.io.submission();
         let is_deferred = submission.taskrun() || submission.cq_overflow();
@@ -307,7 +308,7 @@ impl Seat {
         unsafe { self.push(entry, user_data | CANCEL) };
     }
 
-    /// Submits what is queued.
+    /// Submits queued entries.
     pub fn flush(&self) {
         self.with(|ring, _| {
             if ring.queued {
@@ -321,7 +322,7 @@ impl Seat {
         self.with(|ring, _| ring.enter());
     }
 
-    /// Replaces `answers` by what has been answered since the last time: `user_data` and result.
+    /// Replaces `answers` by the answers since the last call: `user_data` and result.
     pub fn collect(&self, answers: &mut Vec<(u64, i32)>) {
         answers.clear();
         self.with(|ring, place| {

@@ -84,7 +84,7 @@ fn quiesce_waits_for_what_is_in_flight_and_takes_nothing_new() {
         0,
         "no ring is touched after the quiesce"
     );
-    // Bus Master back on: the ended ones are shown, the third is taken.
+    // Bus Master back on: the ended ones are published, the third is taken.
     guest.blk.set_service(Service::Full);
     for _ in 0..3 {
         guest.wait_used(&mut dma);
@@ -207,7 +207,7 @@ fn an_overdue_unmap_cancels_no_bounced_request() {
 }
 
 #[test]
-fn what_cannot_be_cancelled_keeps_its_lease_and_needs_a_reset() {
+fn request_that_cannot_be_cancelled_keeps_its_lease_and_needs_a_reset() {
     let (disk, control, _file) = slow(Transfer::Direct);
     control.set_uncancellable(true);
     let mut guest = Guest::new(disk);
@@ -255,7 +255,7 @@ fn a_faulted_used_ring_loses_no_completion() {
         assert!(std::time::Instant::now() < deadline);
     }
     guest.settle(&mut dma);
-    // Recorded once, parked, and the page is free although nothing could be shown.
+    // Recorded once, parked, and the page is free although nothing could be published.
     assert_eq!((dma.iommu.faults().len(), dma.iommu.leases().len()), (1, 0));
     assert!(!guest.blk.has_work(&mut dma));
     dma.iommu.allow_all();

@@ -16,7 +16,7 @@ use crate::{CancelReason, QueueDevice, Service};
 const LEN: u32 = 4096;
 const SECTOR: u64 = 64;
 
-/// How a disk is opened, and how its data move.
+/// Whether a disk is opened with O_DIRECT, and its method of data transfer.
 const WAYS: [(bool, Transfer); 3] = [
     (false, Transfer::Direct),
     (true, Transfer::Direct),
@@ -29,7 +29,7 @@ const KINDS: [(u32, Kind); 3] = [
     (kind::FLUSH, Kind::Sync),
 ];
 
-/// What a request that was held is checked by.
+/// Guest with a held request, and the state that its outcome is checked by.
 struct Scene {
     guest: Guest,
     dma: FlatDma,
@@ -99,7 +99,7 @@ impl Scene {
         };
     }
 
-    /// The request has been shown as a success, and is one.
+    /// The request has been published as a success, and is one.
     fn check_success(&mut self) {
         self.guest.wait_used(&mut self.dma);
         assert_eq!(self.guest.status(0), STATUS_OK, "{}", self.what);
@@ -168,7 +168,7 @@ fn every_scene(name: &str, check: impl Fn(Scene) + Sync) {
         let cells = WAYS.iter().flat_map(|way| KINDS.map(|kind| (*way, kind)));
         let scene = |(way, kind)| {
             scope.spawn(move || {
-                // For a panic only, after which the kernel would wait for ever: given up when all
+                // For a panic only, after which the kernel would wait for ever: dropped when all
                 // have ended.
                 let release = fs.release_at_end();
                 check(Scene::hold(fs, way, kind, name));
@@ -204,8 +204,8 @@ fn a_reset_ends_after_the_last_access_to_memory_and_leaves_the_disk_alive() {
         scene.gate.release();
         scene.drain();
         let data = scene.guest.driver.get(DATA, LEN as usize);
-        // With the reset's answer, everything that could be written has been; what is bounced is
-        // given up.
+        // With the reset's answer, everything that could be written has been; bounced data are
+        // discarded.
         if scene.kind != kind::IN || scene.transfer == Transfer::Direct {
             scene.check_data();
         }
@@ -261,7 +261,7 @@ fn a_direct_request_past_the_drain_limit_needs_a_reset_while_its_page_may_be_wri
         }
         if scene.guest.blk.in_flight() == 0 {
             // A read into the page cache waits for read-ahead before a thread of the kernel takes
-            // it: until then it can be given up, and its page is out of reach.
+            // it: until then it can be cancelled, and its page is out of reach.
             assert!(scene.kind == kind::IN && scene.is_cached, "{what}");
             assert_eq!(scene.dma.iommu.leases().len(), 0, "{what}");
         } else {

@@ -52,7 +52,7 @@ fn guest(disk: Box<dyn BlockIo>) -> Guest {
     Guest::on(ArrayMem::new(MEMORY), RINGS, disk)
 }
 
-/// A disk that starts a part when it is told to.
+/// Returns a guest whose disk completes a part when the control releases it.
 fn slow_guest(transfer: Transfer) -> (Guest, SlowControl) {
     let (disk, control) = SlowDisk::new(disk(transfer)).expect("a socket pair");
     (guest(Box::new(disk)), control)
@@ -342,8 +342,8 @@ fn a_part_whose_pages_are_unmapped_is_cancelled_and_is_the_last() {
     assert!(!guest.blk.needs_reset());
 }
 
-/// What a driver sees of a long read and a long write, with a wait at some access; and the number
-/// of accesses.
+/// Returns the results that a driver sees of a long read and a long write, with a wait at some
+/// access; and the number of accesses.
 fn with_waits(
     transfer: Transfer,
     wait: &dyn Fn(FlatDma) -> PendingDma<FlatDma>,

@@ -1,5 +1,5 @@
-//! How often a device waits over absent memory: not for each piece of a request in turn, nor for
-//! each request.
+//! Number of waits of a device over absent memory: not one for each piece of a request in turn, nor
+//! one for each request.
 
 use std::time::{Duration, Instant};
 

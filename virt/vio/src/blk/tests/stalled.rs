@@ -13,7 +13,7 @@ use crate::blk::{BlockIo, Completion, Op, Outcome, Piece, Transfer};
 use crate::ring::RETRY_NS;
 use crate::{Activity, CancelReason, QueueDevice, Service, pass_down};
 
-/// What a host has, and how often it was asked.
+/// Whether a host lacks resources, and the number of times that it was asked for them.
 #[derive(Default)]
 struct Host {
     lacks: AtomicBool,
@@ -116,7 +116,7 @@ fn requests_that_a_host_cannot_begin_wait_and_end_well_once_it_can() {
         read(&mut guest, 3);
         let _ = guest.blk.poll(&mut dma, &mut guest.irq, RETRY_NS - 1);
         assert_eq!((guest.blk.in_flight(), host.asked()), (4, 3));
-        // In vain, by one of them.
+        // One of them is tried, without success.
         let _ = guest.blk.poll(&mut dma, &mut guest.irq, RETRY_NS);
         assert_eq!((guest.blk.in_flight(), host.asked()), (4, 4));
         assert_eq!(guest.blk.opens_at_ns(), Some(2 * RETRY_NS));
@@ -157,7 +157,7 @@ fn a_stopped_device_goes_on_with_what_waits() {
 }
 
 #[test]
-fn what_waits_for_the_host_ends_at_once_when_it_is_cancelled() {
+fn request_that_waits_for_the_host_ends_at_once_when_cancelled() {
     let (mut guest, mut dma, host) = waiting(Transfer::Direct);
     guest.blk.arm(&mut dma);
     assert_eq!(guest.blk.cancel(CancelReason::Reset), 3);

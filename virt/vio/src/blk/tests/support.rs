@@ -14,7 +14,7 @@ use crate::{Activity, QueueDevice, Service, Visit};
 
 pub use super::slow::{SlowControl, SlowDisk};
 
-/// Where the rings lie.
+/// Address of the rings.
 pub const RINGS: u64 = 0x1_0000;
 /// Request headers and status bytes: 64 bytes each.
 pub const HEADERS: u64 = 0x2_0000;
@@ -25,7 +25,7 @@ pub const MEMORY: u64 = 16 << 20;
 /// Disk size in sectors.
 pub const SECTORS: u64 = 8192;
 
-/// A disk image whose bytes tell their position.
+/// Returns a disk image whose bytes depend on their position.
 pub fn image() -> Vec<u8> {
     // Made once: in a debug build it takes a tenth of a second.
     static IMAGE: OnceLock<Vec<u8>> = OnceLock::new();
@@ -114,7 +114,7 @@ impl Guest {
         )
     }
 
-    /// With this configuration and, of the offered features, those in `mask`.
+    /// Makes a guest with this configuration and, of the offered features, those in `mask`.
     pub fn with(io: Box<dyn crate::blk::BlockIo>, config: BlkConfig, mask: u64) -> Self {
         Self::in_memory(ArrayMem::new(MEMORY), RINGS, io, config, mask)
     }
@@ -156,7 +156,7 @@ impl<C: DeviceClass> Guest<C> {
         }
     }
 
-    /// A door without holes.
+    /// Returns a view of all the memory.
     pub fn dma(&self) -> FlatDma {
         FlatDma::new(self.mem.clone())
     }

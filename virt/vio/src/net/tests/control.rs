@@ -74,7 +74,7 @@ impl Controlled {
         Some(self.guest.get(ANSWER, 1)[0])
     }
 
-    /// Whether a frame to `to`, tagged if so said, arrives.
+    /// Whether a frame to `to`, with the tag of `vlan` if there is one, arrives.
     fn arrives(&mut self, to: Mac, vlan: Option<u16>) -> bool {
         let mut frame = ethernet(to, 0x800, &[9; 50]);
         if let Some(id) = vlan {

@@ -15,7 +15,8 @@ fn header(flags: u8, gso_type: u8, gso_size: u16, csum_start: u16, csum_offset: 
     }
 }
 
-/// What comes of a frame of `len` bytes with `header`, of a driver that has accepted `mask`.
+/// Sends a frame of `len` bytes with `header`, of a driver that has accepted `mask`, and returns
+/// the header that the port receives; `None`: the frame was dropped.
 fn sent(header: NetHeader, len: usize, mask: u64) -> Option<NetHeader> {
     let wire = Wire::default();
     wire.ends().can = Some(PortCapabilities {

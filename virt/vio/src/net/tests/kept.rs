@@ -3,7 +3,7 @@
 use super::*;
 use crate::CancelReason;
 
-/// Keeps what it is sent until the test lets go of it.
+/// Port that keeps the frames sent to it until the test releases them.
 #[derive(Clone, Default)]
 struct Keeper(Arc<Mutex<Kept>>);
 
@@ -152,7 +152,7 @@ fn frames_and_bytes_are_limited_in_both_directions_together() {
         assert!(opens > 1 && !guest.net.has_work(&mut guest.dma()));
         assert_eq!(moved(&mut guest, opens - 1), at_once);
         assert_eq!(moved(&mut guest, opens), at_once + 1);
-        // After a rest as many at once as at first.
+        // After a quiet time as many at once as at first.
         assert_eq!(moved(&mut guest, 1_000_000_000), 2 * at_once + 1);
     });
 }

@@ -4,7 +4,7 @@
 use super::*;
 
 const RING: u16 = 64;
-/// Where frames that are sent begin, 128 KiB apart.
+/// Address of the first frame that is sent; they are 128 KiB apart.
 const FRAMES: u64 = 0x10_0000;
 
 /// A device whose port segments and takes segments to be made, and its driver's rings.
@@ -123,7 +123,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 4 } else { 400 }))]
 
     #[test]
-    fn what_is_sent_arrives_whatever_its_division(
+    fn sent_frames_arrive_whatever_their_division_into_buffers(
         mask in features(),
         is_direct in any::<bool>(),
         frames in prop::collection::vec(
@@ -168,7 +168,7 @@ proptest! {
     }
 
     #[test]
-    fn what_comes_is_received_whatever_the_buffers(
+    fn frames_are_received_whatever_the_buffers(
         mask in features(),
         is_direct in any::<bool>(),
         steps in prop::collection::vec(

@@ -10,7 +10,7 @@ const DATA: u64 = 0x20_0000;
 const ANSWER: u64 = 0x3_f000;
 const FEATURES: u64 = feature::VERSION_1 | net_feature::CTRL_VQ | net_feature::MQ;
 
-/// What the other side was given and told.
+/// Record of the calls of the other side.
 #[derive(Default)]
 struct Side {
     started: Vec<u16>,
@@ -234,7 +234,7 @@ fn a_broken_control_queue_breaks_the_device() {
 }
 
 #[test]
-fn what_the_other_side_refuses_leaves_nothing_begun() {
+fn activation_that_the_other_side_refuses_begins_nothing() {
     let mem = ArrayMem::new(4 << 20);
     let side = Played::default();
     side.0.lock().unwrap().refuses = true;

@@ -52,9 +52,9 @@ impl PackedQueue {
         Ok(())
     }
 
-    /// [`Ring::watch_in`](crate::ring::Ring::watch_in). AVAIL alone tells: whatever this descriptor
-    /// was before, the bit had the other value in the lap before (and is 0 in a new ring, which
-    /// begins with a wrap counter of 1).
+    /// [`Ring::watch_in`](crate::ring::Ring::watch_in). AVAIL alone suffices: whatever this
+    /// descriptor was before, the bit had the other value in the lap before (and is 0 in a new
+    /// ring, which begins with a wrap counter of 1).
     #[inline]
     pub(in crate::ring) fn watch_place<D: Dma>(&mut self, dma: &mut D) -> Option<WatchPlace<'_>> {
         let next = self.next_avail;

@@ -10,7 +10,7 @@ pub(in crate::ring) struct Position(u32);
 const WRAP: u32 = 1 << 16;
 
 impl Position {
-    /// Where both sides begin.
+    /// Position at which both sides begin.
     pub(super) const FIRST: Self = Self(WRAP);
 
     #[inline(always)]
@@ -62,7 +62,8 @@ impl Position {
         self.idx() | u16::from(self.wrap()) << 15
     }
 
-    /// How many descriptors `to` is ahead, below two laps. Indices are below `size`.
+    /// Returns the number of descriptors that `to` is ahead, below two laps. Indices are below
+    /// `size`.
     pub(super) fn distance(self, to: Self, size: u16) -> u32 {
         let size = u32::from(size);
         let lap = |at: Self| u32::from(at.idx()) + if at.wrap() { 0 } else { size };

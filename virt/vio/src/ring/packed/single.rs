@@ -29,7 +29,8 @@ impl PackedQueue {
         let mut at = self.next_avail;
         let mut found = 0;
         for place in &mut row[..most] {
-            // Acquire: whoever sees its flags sees what was written before them.
+            // Acquire: orders this load of the flags before the loads of the address and the
+            // buffer, which the driver wrote before the flags.
             let Some(rest) = table.load_second(at.idx()) else {
                 break;
             };

@@ -10,7 +10,7 @@ use crate::ring::rest::RingStop;
 use crate::ring::token::Token;
 
 impl Used {
-    /// Offset in the ring of the word that tells the driver.
+    /// Offset in the ring of the word that makes the descriptor used.
     fn offset(&self) -> u32 {
         DESC_SIZE * u32::from(self.at.idx()) + REST
     }
@@ -46,7 +46,7 @@ impl PackedQueue {
         self.staged_descs.set(descs);
     }
 
-    /// Used descriptors that the next publish shows.
+    /// Used descriptors that the next publish covers.
     #[inline]
     pub(in crate::ring) fn staged(&self) -> u16 {
         match &self.order {
@@ -56,8 +56,8 @@ impl PackedQueue {
         }
     }
 
-    /// Shows the driver all staged descriptors; answers where they begin, if there are any. Parks
-    /// on a stop, with nothing shown.
+    /// Publishes all staged descriptors to the driver. Returns the position at which they begin, if
+    /// there are any. Parks on a stop, with nothing published.
     #[inline]
     pub(in crate::ring) fn show<D: Dma>(
         &mut self,
@@ -121,7 +121,7 @@ impl PackedQueue {
         Ok(())
     }
 
-    /// All used descriptors but the first, then the first: it shows the driver all of them.
+    /// Stores all used descriptors but the first, then the first, which publishes all of them.
     #[inline]
     fn write(&mut self, generation: u64) {
         let Some((first, others)) = self.staged.split_first() else {
@@ -146,7 +146,7 @@ impl PackedQueue {
         window.store_u64(at, first.word());
     }
 
-    /// Whether the driver wants to hear of what was published from `old` on (§2.8.10).
+    /// Whether the driver wants an interrupt for the descriptors published from `old` on (§2.8.10).
     #[inline]
     pub(in crate::ring) fn wants_interrupt<D: Dma>(
         &mut self,

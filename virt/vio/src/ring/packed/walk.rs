@@ -61,7 +61,7 @@ impl PackedQueue {
         self.peeked(dma, walked, chain)
     }
 
-    /// What has come of a walk, with the indirect table if it ends in one.
+    /// Completes a walk: reads the indirect table if it ends in one, and parks on a stop.
     #[inline(always)]
     fn peeked<D: Dma>(
         &mut self,
@@ -89,8 +89,8 @@ impl PackedQueue {
         }
     }
 
-    /// `len`, `id` and `flags` at `ahead`, which is behind what is to be replayed, if they say that
-    /// it is available.
+    /// Returns `len`, `id` and `flags` at `ahead`, which is behind the chains to replay, if these
+    /// show that it is available.
     fn head_ahead<D: Dma>(&mut self, dma: &mut D, ahead: Ahead) -> Result<Option<u64>, RingStop> {
         // The driver may use only descriptors that were returned, and these chains take up the
         // rest.
@@ -198,13 +198,13 @@ impl PackedQueue {
     }
 }
 
-/// Where the next chain begins, whose first descriptor is known to be available.
+/// Beginning of the next chain, whose first descriptor is known to be available.
 struct Next {
     at: Position,
     size: u16,
     /// Descriptors it can have.
     room: u16,
-    /// `len`, `id` and `flags` of its first descriptor, as they said that it is available.
+    /// `len`, `id` and `flags` of its first descriptor, as read when it was found available.
     head: u64,
     indirect: bool,
 }

@@ -45,8 +45,8 @@ impl SplitQueue {
         Ok(())
     }
 
-    /// Shows the driver all staged elements; answers where they begin, if there are any. Parks on a
-    /// stop, with nothing shown.
+    /// Publishes all staged elements to the driver. Returns the position at which they begin, if
+    /// there are any. Parks on a stop, with nothing published.
     #[inline]
     pub(in crate::ring) fn show<D: Dma>(&mut self, dma: &mut D) -> Result<Option<u16>, RingStop> {
         let staged = self.staged();
@@ -87,7 +87,7 @@ impl SplitQueue {
         Ok(Some(old))
     }
 
-    /// Writes the elements of what has ended in order; with a journal, one each.
+    /// Writes the elements of chains that have ended in order; with a journal, one each.
     fn write_in_order<D: Dma>(&mut self, dma: &mut D) -> Result<(), RingStop> {
         let Self {
             used,
@@ -114,7 +114,7 @@ impl SplitQueue {
         Ok(())
     }
 
-    /// Whether the driver wants an interrupt for what was shown from `old` on (§2.7.10).
+    /// Whether the driver wants an interrupt for what was published from `old` on (§2.7.10).
     #[inline]
     pub(in crate::ring) fn wants_interrupt<D: Dma>(
         &mut self,

@@ -10,16 +10,17 @@ use crate::ring::order::Order;
 use crate::ring::rest::RingStop;
 use crate::ring::token::Token;
 
-/// How many chains ahead descriptors are prefetched: a line from another core takes about as long
-/// as serving three requests.
+/// Number of chains ahead of which descriptors are prefetched: a line from another core takes about
+/// as long as serving three requests.
 const AHEAD: u16 = 4;
 
 impl SplitQueue {
-    /// How many chains the driver has made available and we have not consumed; parks on a stop.
+    /// Returns the number of chains that the driver has made available and the device has not
+    /// consumed; parks on a stop.
     ///
-    /// A reader that sees the index sees the entries and descriptors before it: an acquire load,
-    /// which pairs with the driver's write barrier between filling the ring and storing
-    /// `avail.idx`.
+    /// The acquire load of `avail.idx` orders it before the loads of the entries and descriptors
+    /// before the index. It pairs with the driver's write barrier between filling the ring and
+    /// storing `avail.idx`.
     #[inline]
     pub(in crate::ring) fn available<D: Dma>(&mut self, dma: &mut D) -> Result<u16, RingStop> {
         let loaded = load_u16(&mut self.avail, dma, IDX);
@@ -152,8 +153,8 @@ impl SplitQueue {
         Token::new(chain.head(), 1, slot, seq, chain.writable_len())
     }
 
-    /// Tells the journal of a chain. If it refuses, the ring rests for ever and publishes nothing
-    /// more: its successor would not know what was published.
+    /// Records a chain in the journal. If that refuses, the ring is parked for ever and publishes
+    /// nothing more: its successor would not know what was published.
     fn record(&mut self, chain: &Chain) -> u16 {
         let Some(own) = &mut self.journal else {
             return 0;

@@ -1,4 +1,4 @@
-//! What [`Ring`](crate::ring::Ring) promises of either layout.
+//! Guarantees of [`Ring`](crate::ring::Ring) for either layout.
 
 use super::super::split::AVAIL_F_NO_INTERRUPT;
 use super::world::{PACKED, World};
@@ -84,8 +84,8 @@ fn arming_is_free_until_something_was_consumed() {
     });
 }
 
-/// A ring of more pages than one: whoever evicts must hear of each that the ring reaches by a
-/// pointer, for as long as that holds.
+/// A ring of more than one page: a page that the ring reaches by a pointer is reported as in use,
+/// so that it is not evicted, for as long as the pointer holds.
 #[test]
 fn pages_behind_pointers_that_hold_are_in_use() {
     both(|features| {
@@ -173,7 +173,7 @@ fn in_order_one_entry_stands_for_a_batch() {
         }
         world.driver.publish();
         while world.take() {}
-        // Ended in another order: nothing is shown before the first.
+        // Ended in another order: nothing is published before the first.
         world.end(3, 8);
         world.end(1, 8);
         world.end(1, 3);
@@ -196,7 +196,7 @@ fn in_order_one_entry_stands_for_a_batch() {
         )
     };
     let ids: Vec<u32> = world.account.iter().map(|(own, _)| own.id.into()).collect();
-    // The first element tells of three, the fourth of one; between them nothing was written.
+    // The first element returns three chains, the fourth one; between them nothing was written.
     assert_eq!(
         [0, 1, 2, 3].map(element),
         [(ids[2], 3), (0, 0), (0, 0), (ids[3], 8)]
@@ -293,7 +293,7 @@ fn a_ring_goes_on_from_its_position() {
 }
 
 #[test]
-fn what_is_in_flight_is_counted_and_not_saved() {
+fn requests_in_flight_are_counted_and_not_saved() {
     both(|features| {
         let mut world = World::new(8, features);
         for _ in 0..3 {

@@ -6,7 +6,7 @@ use super::world::{PACKED, World, violation};
 use super::*;
 use crate::ring::{Journal, JournalError, RingStart};
 
-/// What was called, and whether the ring's memory had changed since the call before.
+/// Calls, and whether the ring's memory had changed since the call before.
 type Log = Arc<Mutex<Vec<(String, bool)>>>;
 
 struct Recorder {
@@ -14,7 +14,7 @@ struct Recorder {
     mem: ArrayMem,
     seen: Vec<u8>,
     next: u16,
-    /// How many more are taken.
+    /// Number of requests that are still accepted.
     room: u16,
 }
 

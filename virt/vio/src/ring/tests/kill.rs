@@ -257,7 +257,7 @@ impl Machine {
         };
         match &self.driver {
             AnyDriver::Split(driver) => {
-                // The last one is the index; those before it are seen by nobody.
+                // The last one is the index; the driver does not see those before it.
                 if choices.below(2) == 0 {
                     let used = (driver.config().used.raw() - at) as usize & !7;
                     put(used);

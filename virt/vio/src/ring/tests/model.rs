@@ -15,9 +15,9 @@ enum Op {
     Offer(Vec<u32>, Vec<u32>, bool),
     Publish,
     Take,
-    /// How many at most, and how much of each is written, as below.
+    /// Most chains of the row, and the part of each that is written, as below.
     AnswerRow(usize, u8),
-    /// Which, and how much of it is written: 0 nothing, 1 half, otherwise all.
+    /// Index of the chain, and the part of it that is written: 0 nothing, 1 half, otherwise all.
     End(Index, u8),
     Show,
     Reap,

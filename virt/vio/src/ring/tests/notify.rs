@@ -1,4 +1,4 @@
-//! Who tells whom, and when.
+//! Notifications between driver and device: kicks and interrupts.
 
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, mpsc};
@@ -9,7 +9,7 @@ use super::*;
 use crate::fake_driver::AnyDriver;
 use crate::ring::Ring;
 
-/// Runs one chain to its end; whether the driver wants an interrupt.
+/// Runs one chain to its end. Returns whether the driver wants an interrupt.
 fn once(pair: &mut Pair) -> bool {
     pair.driver.add(&[(BUFFER, 4)], &[]);
     assert_eq!(split(&mut pair.ring).available(&mut pair.dma), Ok(1));
@@ -91,8 +91,8 @@ fn an_event_field_that_cannot_be_read_costs_an_interrupt_not_a_completion() {
     assert_eq!(pair.driver.used_idx(), 3);
 }
 
-/// The park protocol on two threads: arm, fence, look again, sleep. The driver rings only when
-/// asked to.
+/// The park protocol on two threads: arm, fence, re-check, sleep. The driver rings only when asked
+/// to.
 fn no_wakeup_is_lost(features: u64, rounds: u32) {
     let mem = ArrayMem::new(1 << 20);
     let mut driver = AnyDriver::new(mem.clone(), Gpa::new(RINGS), 0, 8, features);

@@ -19,7 +19,7 @@ fn shape() -> impl Strategy<Value = Shape> {
     })
 }
 
-/// What both must see: head, then {address, length, writable}.
+/// Chain as both walks must see it: head, then {address, length, writable}.
 type Walked = (u16, Vec<(u64, u32, bool)>);
 
 fn ours(pair: &mut Pair, ahead: u16) -> Walked {

@@ -294,7 +294,7 @@ fn entries_of_a_table_follow_each_other_and_have_one_flag() {
 }
 
 #[test]
-fn what_said_available_is_what_is_used() {
+fn descriptor_word_that_showed_availability_is_not_read_again() {
     let mut bare = Bare::new(4, PACKED);
     bare.driver.put_descriptor(0, BUFFER, 4, 3, AVAIL);
     assert_eq!(bare.ring.has_available(&mut bare.dma), Ok(true));

@@ -12,7 +12,7 @@ use crate::ring::{Ring, RingStart, Single, Token};
 
 pub(super) const PACKED: u64 = ALL | feature::RING_PACKED;
 
-/// What a driver asks for.
+/// Request of a driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Request {
     pub(super) readable: Vec<Buffer>,
@@ -38,7 +38,7 @@ pub(super) struct World {
     pub(super) held: Vec<(Token, Request)>,
     /// In the order of taking: those not returned, and with what length they ended.
     pub(super) account: VecDeque<(Request, Option<u32>)>,
-    /// How many more the driver may find.
+    /// Number of further chains that the driver may find.
     pub(super) shown: usize,
     pub(super) returned: usize,
     number: u64,
@@ -82,7 +82,7 @@ impl World {
         start
     }
 
-    /// Does what may wait until it does not.
+    /// Repeats a step that may wait until it does not.
     pub(super) fn again<T>(
         &mut self,
         mut step: impl FnMut(&mut Ring, &mut PendingDma<FlatDma>, &mut Chain) -> Result<T, RingStop>,
@@ -137,7 +137,7 @@ impl World {
         true
     }
 
-    /// Takes one chain and checks that it is the next one offered; whether there was one.
+    /// Takes one chain and checks that it is the next one offered. Returns whether there was one.
     pub(super) fn take(&mut self) -> bool {
         if !self.again(|ring, dma, chain| ring.peek(dma, chain)) {
             return false;
@@ -152,8 +152,8 @@ impl World {
         true
     }
 
-    /// Takes, and ends, as many of the next chains as are one descriptor each, at most `most`; how
-    /// many. `written` says how much of what may be is written into each.
+    /// Takes, and ends, as many of the next chains as are one descriptor each, at most `most`.
+    /// Returns their number. `written` maps the writable length of each to the length written.
     pub(super) fn answer_row(&mut self, most: usize, written: impl Fn(u32) -> u32) -> usize {
         let mut row = [Single::EMPTY; 40];
         let row = &mut row[..most];
@@ -193,7 +193,7 @@ impl World {
         entry.expect("taken").1 = Some(len);
     }
 
-    /// Publishes; how many that showed.
+    /// Publishes, and returns the number of chains published.
     pub(super) fn show(&mut self) -> usize {
         let staged = usize::from(self.ring.staged());
         let ended = self.account.iter().filter(|(_, len)| len.is_some()).count();
@@ -210,7 +210,7 @@ impl World {
         staged
     }
 
-    /// The driver takes back all that was shown, and nothing else.
+    /// The driver takes back all chains that were published, and nothing else.
     pub(super) fn reap(&mut self) {
         let mut found = 0;
         while let Some((id, len)) = self.driver.used() {

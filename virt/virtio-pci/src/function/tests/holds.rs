@@ -1,18 +1,18 @@
-//! A device that keeps translations: what it hears of its unit's invalidations, and when its holds
-//! end.
+//! A device that keeps translations: the invalidations of its unit that it receives, and the end of
+//! its holds.
 
 use guest_mem::{Iova, Ticket};
 use vio::Revoked;
 
 use super::*;
 
-/// A device of no queues' work, which holds whatever it hears.
+/// Device that serves no queues and holds every invalidation that it receives.
 #[derive(Default)]
 struct Keeper {
     heard: Vec<(Revoked, u64)>,
     released: Vec<u64>,
     overdue: Vec<u64>,
-    /// What a reset releases.
+    /// Holds that a reset releases.
     held: Vec<u64>,
 }
 
@@ -169,7 +169,7 @@ impl Scene {
 }
 
 #[test]
-fn it_hears_what_may_concern_it() {
+fn device_receives_invalidations_that_may_concern_it() {
     let mut scene = Scene::new();
     assert!(scene.owned().shape().hears_invalidations);
     let (domain, iova, len) = (3, Iova::new(0x5000), 0x2000);

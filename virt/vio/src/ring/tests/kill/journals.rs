@@ -7,23 +7,23 @@ use vhost_user::inflight::{MemRegion, Packed, PackedDesc, PackedRequest, Region,
 
 use crate::ring::{Journal, JournalError, RawDescriptor};
 
-/// What a death unwinds with.
+/// Panic payload of a simulated kill.
 pub(super) struct Killed;
 
 #[derive(Default)]
 struct State {
     left: Option<u32>,
     stored: u32,
-    /// What the ring held before it was written, between `advance` and the first store behind it.
+    /// Content of the ring before it was written, between `advance` and the first store behind it.
     before: Option<Vec<u8>>,
-    /// Where a packed ring's batch begins.
+    /// Position at which a packed ring's batch begins.
     used: u16,
     in_commit: bool,
     /// `before`, if the death came at the first store of `commit`.
     at_commit: Option<Vec<u8>>,
 }
 
-/// How many stores are left.
+/// Countdown of the stores that are left before a simulated kill.
 #[derive(Clone, Default)]
 pub(super) struct Life(Arc<Mutex<State>>);
 
