@@ -1,5 +1,5 @@
-//! Who may use a disk image beside whom: `exitless serve`, `exitless run` and QEMU's programs, each
-//! as a process.
+//! Sharing of a disk image by processes: `exitless serve`, `exitless run` and QEMU's programs, each
+//! with each other.
 //!
 //! Where this machine cannot boot a guest, `run` ends at KVM, after it has locked its disks. To see
 //! it hold one lock it is given a second disk that the test has locked: it waits for that one.

@@ -495,7 +495,7 @@ fn a_balloon_that_no_guest_can_fill() {
     );
 }
 
-/// What `exitless doctor` says this host lacks for `--resident`: the first of it.
+/// Returns the first thing that this host lacks for `--resident`, by `exitless doctor`.
 fn lacks_for_paging() -> Option<String> {
     let mut command = Command::new(env!("CARGO_BIN_EXE_exitless"));
     let output = command.args(["doctor", "--json"]).output().unwrap();

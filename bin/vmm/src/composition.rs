@@ -53,7 +53,7 @@ pub trait Composition: Send + Sync {
         io
     }
 
-    /// What the swapper reads and writes though it need not.
+    /// Returns the I/O that the swapper avoids.
     fn io_policy(&self) -> Box<dyn IoPolicy> {
         Box::new(AvoidAll)
     }
@@ -79,8 +79,8 @@ pub trait Composition: Send + Sync {
         false
     }
 
-    /// What the parts of a machine that only this program has add to the ledger: asked for once,
-    /// after the machine is built.
+    /// Returns the entries that the parts of a machine that only this program has add to the
+    /// ledger. Called once, after the machine is built.
     fn findings(&self) -> Option<Findings> {
         None
     }

@@ -1,11 +1,11 @@
-//! No place in this program floods standard error: each has a budget of lines, whatever causes
-//! them.
+//! Limit of the log's rate: each place in this program has a budget of lines on standard error,
+//! whatever causes them.
 //!
-//! What a guest does may be worth a warning and costs it a few register writes: a device started
+//! An act of a guest may be worth a warning and costs it a few register writes: a device started
 //! with a bad ring, a BAR moved onto another's. Each *place* (a `tracing` callsite) has a
-//! [`LineBudget`], 20 lines at once and one a second after that; what it leaves out is counted, and
-//! said before its next line or at the end. Places do not share: a guest that makes one fall silent
-//! hears the others.
+//! [`LineBudget`], 20 lines at once and one a second after that. The lines that it leaves out are
+//! counted, and their number is printed before its next line or at the end. Places do not share: a
+//! guest that exhausts the budget of one leaves the others theirs.
 //!
 //! Only warnings and errors are counted: a user who asks for more by `--log` (a driver's script is
 //! one line per register access) gets all of it. Lines about an export have a budget of that
@@ -116,7 +116,7 @@ mod tests {
         static SAID: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
     }
 
-    /// Notes what comes through, by its place.
+    /// Counts the lines that come through, by their place.
     struct Heard(Arc<Mutex<HashMap<u32, u64>>>);
 
     impl<S: Subscriber> Layer<S> for Heard {
@@ -126,7 +126,7 @@ mod tests {
         }
     }
 
-    /// What `speak` says under budgets, as numbers of lines, ascending.
+    /// Returns the lines that `speak` prints under budgets, as counts, ascending.
     fn heard(speak: impl FnOnce(&Budgets)) -> Vec<u64> {
         let lines = Arc::default();
         let budgets = Budgets {
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_out_is_counted_and_said() {
+    fn suppressed_lines_are_counted_and_reported() {
         let shout = || tracing::warn!("again");
         let counts = heard(|budgets| {
             (0..BURST + 30).for_each(|_| shout());
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_asked_for_and_what_has_a_budget_of_its_own_is_not_cut() {
+    fn requested_levels_and_lines_with_their_own_budget_are_not_limited() {
         let counts = heard(|_| {
             for round in 0..1_000 {
                 tracing::trace!(round, "a register access");

@@ -11,13 +11,13 @@ use disk_image::{ImageError, ImageErrorKind};
 /// Locks an open raw image; see [`lock::lock`].
 ///
 /// # Errors
-/// Who has it, and what to do. Does not name the file.
+/// Names the holder of the lock, and what to do. Does not name the file.
 pub fn raw(file: File, path: &Path, read_only: bool, locking: &Locking) -> Result<File> {
     lock::lock(file, path, Access::of_disk(read_only), locking)
         .map_err(|error| with(hint(&error), error))
 }
 
-/// Whether [`raw`] would get its lock at once; see [`lock::probe`].
+/// Checks whether [`raw`] would get its lock at once; see [`lock::probe`].
 ///
 /// # Errors
 /// As [`raw`].

@@ -1,4 +1,4 @@
-//! What a figure was measured on.
+//! Conditions of a measurement.
 
 use std::fs;
 

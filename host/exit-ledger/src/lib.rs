@@ -51,7 +51,7 @@ struct Marks {
     dropped: u64,
 }
 
-/// What a run ends with.
+/// Windows of a whole run.
 #[derive(Default)]
 pub struct Account {
     /// From the first instruction to the end.

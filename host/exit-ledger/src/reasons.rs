@@ -1,10 +1,10 @@
-//! Why vCPUs left the guest, from what tracepoints have counted in a window: each exit under one
-//! reason, and what two sources claim both.
+//! Reasons for which vCPUs left the guest, from the counts of tracepoints in a window: each exit
+//! under one reason, and the overlap, which two sources claim.
 //!
-//! Every count here only grows, so a window is the difference of two readings, and it is only then
-//! that one count is taken from another. Where more is claimed of a kind of exit than there were,
-//! the excess is [`Split::overlap`]; where less is, the rest has [`Reason::Unnamed`]. One does not
-//! make up for the other.
+//! Every count here only grows. A window is the difference of two readings, and one count is
+//! subtracted from another only in a window. Where more is claimed of a kind of exit than there
+//! were, the excess is [`Split::overlap`]; where less is, the rest has [`Reason::Unnamed`]. One
+//! does not offset the other.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -23,7 +23,7 @@ pub(crate) const MSR_INITIAL_COUNT: u64 = 0x838;
 /// Exit reasons of an interrupt window: SVM's virtual interrupt, VMX's window.
 pub(crate) const WINDOWS: [u64; 2] = [0x64, 7];
 
-/// Why a vCPU left the guest, as far as tracepoints say.
+/// Reason for which a vCPU left the guest, as far as tracepoints say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Reason {
     /// A host interrupt, or the window for one of the guest's.
@@ -53,7 +53,7 @@ pub enum Reason {
 pub type Reasons = BTreeMap<Reason, u64>;
 
 counts! {
-    /// What tracepoints saw of the vCPUs' threads.
+    /// Events that tracepoints counted of the vCPUs' threads.
     Traced {
         /// Exits for a host interrupt.
         interrupts,
@@ -126,7 +126,7 @@ impl Traced {
 pub struct Split {
     /// Each exit, once, but for the overlap.
     pub reasons: Reasons,
-    /// What was claimed beyond the exits that there were.
+    /// Exits claimed beyond those that there were.
     pub overlap: u64,
 }
 
@@ -192,7 +192,7 @@ pub fn combine(traced: &Traced) -> Split {
     Split { reasons, overlap }
 }
 
-/// What the hardware's code says.
+/// Kind of exit that the hardware's code names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Interrupt,

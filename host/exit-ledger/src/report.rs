@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::Account;
 use super::account::{BalloonFigures, DeviceFigures, ParavirtualFigures, Swap, SwapCounts, Window};
 
-/// What the figures were measured under.
+/// Conditions under which the figures were measured.
 #[derive(Clone, Debug, Serialize)]
 pub struct Conditions {
     /// `none`; `trap`, `logged` or `shared` (VT-d); `virtio`.
@@ -33,8 +33,8 @@ struct TaggedWindow<'a> {
     window: &'a Window,
 }
 
-/// What parts of a machine that only some programs have add to the ledger, by their names. Empty
-/// for most.
+/// Entries that parts of a machine add to the ledger, by their names. Only some programs have such
+/// parts: empty for most.
 pub type Findings = BTreeMap<String, Value>;
 
 #[derive(Serialize)]

@@ -17,12 +17,14 @@
 //!   that another process reads, which are exits all the same.
 //!
 //! # A tick and its exit
-//! The host's tick interrupts a vCPU's thread in host code as well, and takes no exit there. Which
-//! came first in the trace of an exit for an interrupt depends on the kernel (seen in the lab,
-//! kvm-amd):
+//! The host's tick interrupts a vCPU's thread in host code as well, and takes no exit there. The
+//! order of the events in the trace of an exit for an interrupt depends on the kernel (seen in the
+//! lab, kvm-amd):
 //! ```text
-//! 6.1    kvm_entry, local_timer_entry, kvm_exit    kvm_exit is traced with interrupts on: the handler has run
-//! 6.12   kvm_entry, kvm_exit, local_timer_entry    kvm_exit is traced with interrupts off: the handler is next
+//! 6.1    kvm_entry, local_timer_entry, kvm_exit
+//!        kvm_exit is traced with interrupts on: the handler has run
+//! 6.12   kvm_entry, kvm_exit, local_timer_entry
+//!        kvm_exit is traced with interrupts off: the handler is next
 //! ```
 //! On Intel it is the second, always. `common_flags` of `kvm_exit` says whether interrupts were
 //! off, so the histograms join both: the first handler since the entry with an exit for an

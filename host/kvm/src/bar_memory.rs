@@ -40,11 +40,11 @@ pub struct BarMemory {
 
 struct Pieces {
     list: Vec<Piece>,
-    /// None is shown again.
+    /// No piece is shown again.
     has_ended: bool,
 }
 
-/// What of the machine is needed.
+/// Operations on memory slots that [`BarMemory`] needs; tests have their own.
 trait Slots: Send + Sync {
     fn show(&self, at: Gpa, mapping: &Arc<SlotMapping>) -> Result<SlotId, KvmError>;
 
@@ -193,15 +193,14 @@ impl BarMemory {
         Self::over(vm, pieces)
     }
 
-    /// Shows none of them any more, for good: their mappings end. One that KVM does not let go of
-    /// stays.
+    /// Hides all pieces for good: their mappings end. A piece whose slot KVM does not delete stays.
     pub fn end(&self) {
         let mut pieces = self.pieces();
         pieces.has_ended = true;
         self.leave_all(&mut pieces.list);
     }
 
-    /// Has each piece leave. What is left is what KVM did not let go of.
+    /// Hides each piece. Those whose slots KVM did not delete stay in the list.
     fn leave_all(&self, pieces: &mut Vec<Piece>) {
         for piece in &mut *pieces {
             piece.wanted = None;

@@ -20,14 +20,14 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use crate::kick::Thread;
 
-/// Why a machine ended.
+/// Reason why a machine ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum End {
     /// The guest powered off (ACPI S5).
     PowerOff,
     /// The guest asked for a reset.
     Reset,
-    /// The guest's kernel told that it has panicked.
+    /// The guest's kernel reported that it has panicked.
     Panicked,
     /// The user asked, by the escape key.
     Quit,
@@ -55,16 +55,16 @@ struct State {
     parked: usize,
     /// A question to the parked thread of a vCPU.
     inspection: Option<(usize, Inspection)>,
-    /// What threads of vCPUs do when they are next outside the guest.
+    /// Work that threads of vCPUs do when they are next outside the guest, by the vCPU's index.
     visits: Vec<(usize, Visit)>,
 }
 
 /// A question that only a vCPU's own thread can answer.
 pub(crate) type Inspection = Box<dyn FnOnce(&VcpuFd) + Send>;
 
-/// What the thread of a vCPU does outside the guest: with its vCPU, and whether the instruction
-/// pointer is where the vCPU goes on. It is not while an access to a device is still to be
-/// completed by the next entry.
+/// Work that the thread of a vCPU does outside the guest. Its arguments: the vCPU, and whether the
+/// instruction pointer is where the vCPU goes on. It is not while the next entry must still
+/// complete an access to a device.
 pub type Visit = Box<dyn FnOnce(&VcpuFd, bool) + Send>;
 
 /// The agreement. See the module's head.
@@ -77,7 +77,7 @@ pub struct Control {
     end_event: EventFd,
 }
 
-/// What a vCPU thread does next.
+/// Next step of a vCPU thread.
 pub(crate) enum Next {
     /// Enter the guest.
     Run,
@@ -124,7 +124,8 @@ impl Control {
         }
         if state.end.is_none() {
             state.end = Some(reason);
-            // SeqCst with the load in `is_over`: whoever sees the event sees the flag.
+            // SeqCst, as is the load in `is_over`: the store is ordered before the write of the
+            // event, so a thread that reads the event also reads the flag as set.
             self.over.store(true, Ordering::SeqCst);
             // Fails only when the counter is full, and then it is readable.
             let _ = self.end_event.write(1);
@@ -139,7 +140,7 @@ impl Control {
         self.over.load(Ordering::SeqCst)
     }
 
-    /// What the watchdog has said, also after the machine ended for another reason.
+    /// Returns the watchdog's report, also after the machine ended for another reason.
     pub fn stuck(&self) -> Option<String> {
         self.state().stuck.clone()
     }
@@ -215,7 +216,7 @@ impl Control {
         state.inspection = Some((
             index,
             Box::new(move |vcpu| {
-                // Whoever asked may have lost patience.
+                // The caller may have given up waiting.
                 let _ = sender.send(question(vcpu));
             }),
         ));
@@ -285,7 +286,7 @@ impl Control {
         self.changed.notify_all();
     }
 
-    /// What the thread of vCPU `index` does next; parks it while the machine is paused.
+    /// Returns the next step of the thread of vCPU `index`; parks it while the machine is paused.
     #[inline]
     pub(crate) fn next(&self, index: usize) -> Next {
         if self.attention.load(Ordering::Acquire) {

@@ -31,7 +31,7 @@ pub fn hide_what_moving_pages_disturb(supported: &mut CpuId) {
     }
 }
 
-/// What this host's KVM supports.
+/// Returns the CPUID that this host's KVM supports.
 pub fn supported(kvm: &Kvm) -> Result<CpuId, KvmError> {
     kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
         .map_err(refused("to list its CPUID"))

@@ -1,16 +1,15 @@
 //! Doorbells of one function: an eventfd for each queue, rung inside KVM (`KVM_IOEVENTFD`).
 //!
-//! While the sidecore polls, drivers are told not to ring. Each value read from an eventfd is a
-//! number of exits: the ledger's doorbell column is their sum.
+//! While the sidecore polls, it has drivers suppress doorbells. Each value read from an eventfd is
+//! a number of exits: the ledger's doorbell column is their sum.
 //!
-//! Doorbells may belong to somebody else ([`KvmDoorbells::for_others`]): a device that is served in
-//! another process reads them there. Nobody here may read them, then; how often they rang only the
-//! kernel's tracepoints tell, for which the ledger is given their addresses
-//! ([`KvmDoorbells::places`]).
+//! Doorbells may belong to another process ([`KvmDoorbells::for_others`]), which serves the device
+//! and reads them. This process must not read them then. Only the kernel's tracepoints count them,
+//! for which the ledger receives their addresses ([`KvmDoorbells::places`]).
 //!
-//! Where they are is another thread's to say ([`IoEvents`]): each change waits until no vCPU can be
-//! in the middle of looking for one (a grace period of some milliseconds), and a BAR that moves is
-//! two of them for each queue.
+//! Another thread sets where they are ([`IoEvents`]): each change waits until no vCPU can be in the
+//! middle of looking for one (a grace period of some milliseconds), and a BAR that moves is two of
+//! them for each queue.
 
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
@@ -24,7 +23,7 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use crate::Vm;
 
-/// The eventfds, for whoever hears them.
+/// The eventfds, for the thread or process that reads them.
 pub struct KvmDoorbells {
     events: Arc<IoEvents>,
     rung: u64,
@@ -43,7 +42,7 @@ pub struct IoEvents {
     places: Option<Arc<Places>>,
 }
 
-/// What of KVM is needed.
+/// Calls of KVM that [`IoEvents`] needs; tests have their own.
 trait Listen: Send + Sync {
     fn listen(&self, fd: &EventFd, at: IoEventAddress) -> io::Result<()>;
 
@@ -108,7 +107,7 @@ impl KvmDoorbells {
         IoEvents::new(vm, queues, stride, None).map(Self::of)
     }
 
-    /// The same, for somebody else to read.
+    /// Creates the same, for another process to read.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -127,7 +126,7 @@ impl KvmDoorbells {
         }
     }
 
-    /// Where KVM listens for them: for whoever decodes the function's BARs.
+    /// Returns the place where KVM listens for them, for the decoder of the function's BARs.
     pub fn events(&self) -> Arc<IoEvents> {
         self.events.clone()
     }

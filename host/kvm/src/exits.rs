@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use platform::bus::AccessCause;
 
-/// Why a vCPU came to user space.
+/// Cause of an exit to user space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum ExitCause {
@@ -32,7 +32,7 @@ pub enum ExitCause {
     IoapicEoi,
     /// A marker port write.
     Marker,
-    /// An address or port nobody decodes.
+    /// An address or port that no device decodes.
     Unclaimed,
     /// A signal: pause, stop, or a stray one.
     Interrupted,

@@ -19,7 +19,7 @@ use crate::coalesced::CoalescedZone;
 use crate::zones::ZonedRing;
 use crate::{KvmError, Vm};
 
-/// Why a register page cannot be had.
+/// Reason why a register page cannot be had.
 #[derive(Debug, thiserror::Error)]
 pub enum PageError {
     /// No shared memory for it.

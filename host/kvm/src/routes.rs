@@ -15,8 +15,8 @@ pub struct KvmRoutes {
     table: Mutex<RouteTable>,
 }
 
-/// What KVM has; a change costs a grace period of the host's kernel, so equal tables are not sent
-/// again.
+/// Copy of the table that KVM has. A change costs a grace period of the host's kernel, so equal
+/// tables are not sent again.
 struct RouteTable {
     pins: Routes,
     /// Of GSI [`PINS`] and on.

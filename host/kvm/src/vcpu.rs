@@ -20,20 +20,20 @@ use crate::control::{Control, End, Next};
 use crate::exits::{ExitCause, ExitLedger};
 use crate::kick::{RunPage, Thread};
 
-/// What every vCPU thread works with.
+/// Resources that every vCPU thread works with.
 #[derive(Clone)]
 pub struct Machine {
     /// Guest-physical addresses outside RAM.
     pub memory: Arc<Bus>,
     /// I/O ports.
     pub ports: Arc<Bus>,
-    /// Told of ends of interrupt.
+    /// Receives ends of interrupt.
     pub ioapic: Arc<Ioapic>,
     /// Where exits are counted.
     pub exits: ExitLedger,
     /// Pause and end.
     pub control: Arc<Control>,
-    /// Says a line to the user, without waiting for whoever reads it.
+    /// Prints a line for the user, without waiting for its reader.
     pub say: fn(&str),
 }
 

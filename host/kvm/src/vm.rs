@@ -19,7 +19,7 @@ use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
 use platform::ioapic::PINS;
 use platform::layout;
 
-/// Why KVM cannot be used.
+/// Reason why KVM cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum KvmError {
     /// No device file.
@@ -244,8 +244,8 @@ impl Vm {
             .map_err(refused("routes of interrupts (KVM_SET_GSI_ROUTING)"))
     }
 
-    /// What this crate's other modules ask KVM by. Slots and vCPUs are made by [`map`](Self::map)
-    /// and [`Vcpu::new`] only.
+    /// Returns the descriptor by which this crate's other modules call KVM. Slots and vCPUs are
+    /// made by [`map`](Self::map) and [`Vcpu::new`] only.
     pub(crate) fn fd(&self) -> &VmFd {
         &self.fd
     }

@@ -47,22 +47,22 @@ pub enum VhostNetError {
     /// It refuses a call without which nothing works.
     #[error("the kernel's vhost refuses {what}")]
     Refused {
-        /// What.
+        /// Call that was refused.
         what: &'static str,
-        /// What the system says.
+        /// Error of the system.
         #[source]
         source: io::Error,
     },
     /// Something without which it does not work.
     #[error("the kernel's vhost-net does not offer {what}")]
     NotOffered {
-        /// What.
+        /// Missing feature.
         what: &'static str,
     },
     /// The interface was opened with several queues.
     #[error("the kernel's vhost-net serves one queue of an interface here, not {0}")]
     Queues(usize),
-    /// More regions of guest memory than are told.
+    /// Guest memory has more regions than the kernel's table may hold here.
     #[error("guest memory has {0} regions, and the kernel's vhost is told of {MAX_REGIONS}")]
     Regions(usize),
 }
@@ -112,7 +112,7 @@ impl VhostNet {
                 .map_err(refused("the messages of its IOTLB"))?;
         }
         // SAFETY: the table names regions of `ram`, which is mapped while there is a clone of it;
-        // `Self` has one that is dropped after the descriptor. Nobody has references into guest
+        // `Self` has one that is dropped after the descriptor. No code has references into guest
         // memory.
         unsafe { sys::set_memory(&file, &table) }
             .map_err(refused("guest memory (VHOST_SET_MEM_TABLE)"))?;
@@ -141,7 +141,7 @@ impl VhostNet {
         })
     }
 
-    /// What the kernel is told a part of a ring is at: an IOVA, or where it is mapped.
+    /// Returns the address of a part of a ring for the kernel: its IOVA, or where it is mapped.
     fn ring_addr(&self, at: Iova, len: u64) -> Result<u64, ImportError> {
         if self.has_iommu {
             return Ok(at.raw());

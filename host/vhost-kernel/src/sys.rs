@@ -53,7 +53,7 @@ pub fn set_owner(file: &File) -> io::Result<()> {
 /// The memory that the kernel may access.
 ///
 /// # Safety
-/// All of it is mapped memory until `file` is closed, of which nobody has references.
+/// All of it is mapped memory until `file` is closed, and no code has references into it.
 pub unsafe fn set_memory(file: &File, table: &MemoryTable) -> io::Result<()> {
     assert!(
         table.regions as usize <= table.region.len(),

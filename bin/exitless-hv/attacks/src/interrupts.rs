@@ -1,4 +1,4 @@
-//! What the guest does with interrupts and exceptions: it counts them, and ends those that want it.
+//! The guest's handlers of interrupts and exceptions: they count them, and end those that want it.
 //!
 //! An exception that no attack expects is printed, and is the end.
 
@@ -53,7 +53,7 @@ pub static IS_NESTING: AtomicBool = AtomicBool::new(false);
 /// Whether an exception for a gate that is not present is expected.
 pub static IS_FAULT_EXPECTED: AtomicBool = AtomicBool::new(false);
 
-/// What stubs.s and the processor leave on the stack.
+/// Stack of a handler, as stubs.s and the processor leave it.
 #[repr(C)]
 struct Frame {
     registers: [u64; 10],
@@ -159,27 +159,27 @@ pub fn send(vector: u8) {
     try_write(apic::SELF_IPI, u64::from(vector));
 }
 
-/// How often a vector's handler ran.
+/// Returns the number of times that a vector's handler ran.
 pub fn count(vector: u8) -> u32 {
     COUNTS[usize::from(vector)].load(Relaxed)
 }
 
-/// How many non-maskable interrupts there were.
+/// Returns the number of non-maskable interrupts.
 pub fn non_maskable() -> u32 {
     count(NMI)
 }
 
-/// How often a gate was not present, and the last error code.
+/// Returns the number of times that a gate was not present, and the last error code.
 pub fn faults() -> (u32, u32) {
     (count(NOT_PRESENT), FAULT_CODE.load(Relaxed))
 }
 
-/// How many of the host's interrupts the thief had.
+/// Returns the number of the host's interrupts that the thief took.
 pub fn stolen() -> u32 {
     STOLEN.load(Relaxed)
 }
 
-/// The order in which the first handlers of a nest began.
+/// Returns the order in which the first handlers of a nest began.
 pub fn order() -> impl Iterator<Item = u32> {
     ORDER
         .iter()

@@ -24,7 +24,7 @@ const ON: u32 = 1 << 10;
 const PAUSE_MS: u64 = 10;
 const TIMES: u64 = WINDOW_MS / PAUSE_MS;
 
-/// What modes.s is to do, by offset, and what came of it.
+/// Parameters of modes.s, by offset, and its results.
 #[repr(C)]
 struct Order {
     /// Page tables that are right in both modes, the 32-bit mode's, and those of before.

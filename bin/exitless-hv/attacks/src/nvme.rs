@@ -238,8 +238,8 @@ fn peek(address: u64) -> u32 {
 }
 
 fn poke(address: u64, value: u32) {
-    // SAFETY: as above; the queues and the buffer that the device is told of are pages that nothing
-    // else uses.
+    // SAFETY: as above; the queues and the buffer whose addresses the device receives are pages
+    // that nothing else uses.
     unsafe {
         asm!("mov [{}], {:e}", in(reg) address, in(reg) value, options(nostack, preserves_flags))
     }

@@ -24,7 +24,7 @@ const ASSERT: u64 = 1 << 14;
 const CODE: usize = 0x9000;
 const HANDLER: usize = 0x9080;
 const NMI_HANDLER: usize = 0x90c0;
-/// What it counts, words: interrupts, NMIs, starts.
+/// Address of the second processor's counts, words: interrupts, NMIs, starts.
 const COUNTS: usize = 0x7000;
 
 /// Segments and a stack, the local APIC on; counts the start, and halts with interrupts on.

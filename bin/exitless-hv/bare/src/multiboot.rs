@@ -1,4 +1,4 @@
-//! What a multiboot loader tells (Multiboot 0.6.96, §3.3): command line, modules, memory map.
+//! Information from a multiboot loader (Multiboot 0.6.96, §3.3): command line, modules, memory map.
 
 /// The word in the loader's register that says so.
 pub const MAGIC: u32 = 0x2bad_b002;
@@ -40,8 +40,8 @@ pub struct Range {
 
 impl Information {
     /// # Safety
-    /// `address` is what the loader left, that and all it points to is mapped, and nobody changes
-    /// it any more.
+    /// `address` is the one that the loader left; that and all it points to is mapped, and nothing
+    /// changes it any more.
     #[must_use]
     pub unsafe fn new(address: u32) -> Self {
         Self(address)

@@ -12,7 +12,7 @@ const CLASS: u8 = 8;
 const HEADER: u8 = 12;
 const BAR: u8 = 0x10;
 const CAPABILITIES: u8 = 0x34;
-/// What boot.s maps.
+/// End of the memory that boot.s maps.
 const MAPPED_END: u64 = 512 << 30;
 
 fn select(function: u16, register: u8) {
@@ -25,12 +25,12 @@ fn select(function: u16, register: u8) {
     }
 }
 
-/// A register; of a function that is not there, all ones.
+/// Reads a register; of a function that is not there, all ones.
 #[must_use]
 pub fn read(function: u16, register: u8) -> u32 {
     select(function, register);
     // SAFETY: reading configuration space changes nothing. One processor runs these programs, so
-    // nobody selects in between.
+    // the address port still has what `select` wrote.
     unsafe { in32(0xcfc) }
 }
 

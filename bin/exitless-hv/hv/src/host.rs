@@ -19,12 +19,12 @@ unsafe extern "C" {
     fn host_rdmsr(register: u32, is_there: *mut u8) -> u64;
 }
 
-/// What a core's handlers note (`run.s` has the offsets). They run on that core alone; others read.
+/// Counts of a core's handlers (`run.s` has the offsets). They run on that core alone; others read.
 #[repr(C)]
 pub struct Area {
     /// Vectors in the order in which they were acknowledged.
     taken: [AtomicU8; 256],
-    /// How many ever were.
+    /// Number of vectors ever acknowledged.
     taken_len: AtomicU64,
     /// Non-maskable interrupts that the core took.
     nmis: AtomicU64,
@@ -82,22 +82,23 @@ pub fn load_handlers_core1(table: &mut Page) {
     load(table, &raw const core1_stubs as u64);
 }
 
-/// Whether QEMU's emulation is the processor (its leaf of CPUID says so).
+/// Returns whether QEMU's emulation is the processor (its leaf of CPUID says so).
 pub fn is_emulated() -> bool {
     processor::cpuid(0x4000_0000, 0)[1].to_le_bytes() == *b"TCGT"
 }
 
-/// What is in service at the local APIC.
+/// Returns the vectors in service at the local APIC.
 pub fn in_service() -> VectorSet {
     VectorSet::from_words(apic::words(apic::ISR))
 }
 
-/// What is level-triggered.
+/// Returns the vectors that are level-triggered.
 fn levels() -> VectorSet {
     VectorSet::from_words(apic::words(apic::TMR))
 }
 
-/// A vector that the processor acknowledged, seen at the local APIC, and what is in service there.
+/// Returns a vector that the processor acknowledged, as seen at the local APIC, and the vectors in
+/// service there.
 pub fn taken(vector: u8) -> (Taken, VectorSet) {
     let service = in_service();
     let taken = Taken {
@@ -108,7 +109,7 @@ pub fn taken(vector: u8) -> (Taken, VectorSet) {
     (taken, service)
 }
 
-/// What the handlers of the guest's processor `index` note.
+/// Returns the counts of the handlers of the guest's processor `index`.
 pub fn area(index: usize) -> &'static Area {
     &AREAS[index]
 }

@@ -84,7 +84,7 @@ pub struct Hpet {
     watchdog: Option<u64>,
 }
 
-/// What a timer lacks.
+/// Property that a timer lacks.
 #[derive(Clone, Copy, Debug)]
 pub struct Unfit(&'static str);
 

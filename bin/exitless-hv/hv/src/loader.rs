@@ -14,7 +14,7 @@ const COMMAND_LINE_MAX: usize = 4095;
 const INITRD: u64 = 0x2800_0000;
 const KERNEL: u64 = 0x10_0000;
 
-/// How the guest begins.
+/// State in which the guest begins.
 pub struct Start {
     /// The first instruction.
     pub entry: u64,
@@ -22,7 +22,7 @@ pub struct Start {
     pub registers: [u64; 3],
 }
 
-/// Why it does not.
+/// Reason why it does not begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unfit {
     /// Neither a bzImage of protocol 2.06 or later nor a multiboot image with addresses.
@@ -49,7 +49,7 @@ impl core::fmt::Display for Unfit {
 /// Puts the guest into its memory.
 ///
 /// # Safety
-/// The modules are where the loader says, and in nobody's way.
+/// The modules are where the loader says, and no other code uses their memory.
 pub unsafe fn load(guest: &Guest, kernel: Module, initrd: Option<Module>) -> Result<Start, Unfit> {
     let len = kernel.end.saturating_sub(kernel.start);
     // SAFETY: the caller's.

@@ -294,12 +294,13 @@ fn add_block(
     Some((unsafe { memory::bytes_mut(disk.start, len) }, completion))
 }
 
-/// Whether a module is the block function's disk: by the first word behind its name.
+/// Returns whether a module is the block function's disk: by the first word behind its name.
 fn is_disk(module: &Module) -> bool {
     module.text.split_ascii_whitespace().nth(1) == Some("disk")
 }
 
-/// What there must be: SVM that firmware has not locked, nested paging, x2APIC, and pages of 1 GiB.
+/// Checks the processor: it must have SVM that firmware has not locked, nested paging, x2APIC, and
+/// pages of 1 GiB.
 fn check_processor() {
     const VM_CR: u32 = 0xc001_0114;
     const SVM_DISABLED: u64 = 1 << 4;

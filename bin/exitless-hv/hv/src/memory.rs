@@ -4,7 +4,8 @@ use bare::multiboot::Range;
 
 /// Bytes of a page.
 pub const PAGE: u64 = 4096;
-/// What the hypervisor keeps for itself, with the modules that its loader put behind it: 64 MiB.
+/// Memory that the hypervisor keeps for itself, with the modules that its loader put behind it: 64
+/// MiB.
 pub const OWN: core::ops::Range<u64> = 0x3000_0000..0x3400_0000;
 /// Beyond this nothing is mapped, neither here (`boot.s`) nor for the guest.
 pub const MAPPED: u64 = 512 << 30;
@@ -132,7 +133,7 @@ impl Guest {
 /// Bytes that a loader, or firmware, left in memory.
 ///
 /// # Safety
-/// They are there, and nobody writes them while the slice lives.
+/// They are there, and nothing writes them while the slice lives.
 pub unsafe fn bytes<'a>(address: u64, len: u64) -> &'a [u8] {
     // SAFETY: the caller's.
     unsafe { core::slice::from_raw_parts(address as *const u8, len as usize) }

@@ -22,7 +22,7 @@ pub struct Msix {
     entries: usize,
 }
 
-/// Why no device is assigned.
+/// Reason why no device is assigned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unfit {
     /// There is none of the class.
@@ -72,10 +72,10 @@ pub fn message(entry: Entry) -> Message {
 }
 
 impl Msix {
-    /// That of the first controller on bus 0.
+    /// Finds that of the first controller on bus 0.
     ///
     /// # Errors
-    /// Why there is none.
+    /// The reason why there is none.
     pub fn find() -> Result<Self, Unfit> {
         let function = pci::find(0..256, CLASS_NVME).ok_or(Unfit::NoDevice)?;
         let at = pci::capability(function, pci::MSIX).ok_or(Unfit::NoMsix)?;
@@ -104,7 +104,7 @@ impl Msix {
         })
     }
 
-    /// How many.
+    /// Returns the number of entries.
     pub fn len(&self) -> usize {
         self.entries
     }

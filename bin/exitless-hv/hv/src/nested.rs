@@ -15,7 +15,7 @@ const ALL: u64 = PRESENT | WRITABLE | USER;
 const POOL: usize = 32;
 const _: () = assert!(POOL == u32::BITS as usize, "a bit for each");
 
-/// What a guest may do with a page.
+/// Accesses to a page that a guest makes without an exit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// Everything.

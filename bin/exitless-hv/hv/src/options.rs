@@ -27,7 +27,7 @@ exitless-hv: runs one guest, each of its processors on a core, with an assigned 
   trace=N           the first N events of interest are logged (40)
 modules: a kernel (bzImage, or a multiboot image with addresses) and its command line; an initrd; with the word `disk`, the block function's";
 
-/// What goes without an exit.
+/// Steps of interrupts that take no exit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// Nothing.
@@ -114,7 +114,7 @@ impl Critical {
 /// The command line.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// What goes without an exit.
+    /// Steps of interrupts that take no exit.
     pub mode: Mode,
     /// The guest's processors.
     pub cpus: usize,
@@ -124,7 +124,7 @@ pub struct Options {
     pub tick: u32,
     /// Assigned beside the device's.
     pub assign: VectorSet,
-    /// What contains a hostile guest, as far as it is on.
+    /// Defences against a hostile guest that are on.
     pub defend: Defences,
     /// How the host's tick keeps clear of the guest.
     pub critical: Critical,

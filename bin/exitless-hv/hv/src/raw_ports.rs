@@ -1,5 +1,5 @@
 //! Ports of the machine as they are: those that exit whatever the list says, and accesses that
-//! policy has let through.
+//! policy has allowed.
 
 use bare::port;
 use eli::policy::pit;

@@ -1,4 +1,4 @@
-//! Exits, counted by what exited and on whose account.
+//! Exits, counted by kind and cause.
 
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -6,7 +6,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use crate::core1;
 use crate::hpet::Clock;
 
-/// What exited.
+/// Kind of an exit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A physical interrupt.
@@ -62,7 +62,7 @@ const KINDS: [(Kind, &str); 16] = [
     (Kind::Other, "other"),
 ];
 
-/// On whose account.
+/// Cause to which an exit is charged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
     /// Interrupts of the assigned device.
@@ -75,7 +75,7 @@ pub enum Cause {
     Host,
     /// The watchdog.
     Watchdog,
-    /// What else the guest does.
+    /// Anything else that the guest does.
     Guest,
 }
 
@@ -115,7 +115,7 @@ pub enum Count {
     DeviceCompleted,
     /// Local APIC timer interrupts on the guest's behalf.
     TimerCaught,
-    /// Writes that policy did not let through.
+    /// Writes that policy did not allow.
     Refused,
     /// Times a mode began.
     TurnsDirect,
@@ -173,12 +173,12 @@ impl Counts {
         self
     }
 
-    /// All exits.
+    /// Returns the number of all exits.
     pub fn sum(&self) -> u64 {
         self.exits.iter().flatten().sum()
     }
 
-    /// What was added since `before`.
+    /// Returns what was added since `before`.
     pub fn since(&self, before: &Self) -> Self {
         let mut since = *self;
         let counts = since.exits.iter_mut().flatten().chain(&mut since.others);
@@ -210,7 +210,7 @@ pub struct Counters {
     clock: Option<Clock>,
     exits: [[AtomicU64; CAUSES.len()]; KINDS.len()],
     others: [AtomicU64; COUNTS.len()],
-    /// What the mode machine has done, by [`TOTALS`].
+    /// Counts of the mode machine, by [`TOTALS`].
     totals: [AtomicU64; TOTALS.len()],
 }
 

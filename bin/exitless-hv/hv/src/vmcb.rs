@@ -26,23 +26,23 @@ pub const IO_MAP: Field<u64> = at(0x40);
 pub const MSR_MAP: Field<u64> = at(0x48);
 /// Address space identifier.
 pub const ASID: Field<u32> = at(0x58);
-/// What VMRUN does to the TLB.
+/// Effect of VMRUN on the TLB.
 pub const TLB: Field<u8> = at(0x5c);
 /// Virtual interrupts.
 pub const INTERRUPTS: Field<u32> = at(0x60);
 /// Bit 0: the guest is behind STI or a load of SS.
 pub const SHADOW: Field<u32> = at(0x68);
-/// Why it exited, and three words about that.
+/// Reason of the exit; three words about it follow.
 pub const EXIT: Field<u64> = at(0x70);
 /// The first.
 pub const EXIT_INFO1: Field<u64> = at(0x78);
 /// The second.
 pub const EXIT_INFO2: Field<u64> = at(0x80);
-/// What was being delivered.
+/// Event whose delivery the exit interrupted.
 pub const EXIT_DURING: Field<u64> = at(0x88);
 /// Nested paging.
 pub const NESTED: Field<u64> = at(0x90);
-/// Where an INT instruction's event that is injected returns to, for processors that save it.
+/// Address to which an injected INT instruction's event returns, for processors that save it.
 pub const NEXT_RIP: Field<u64> = at(0xc8);
 /// An event to begin with.
 pub const EVENT: Field<u64> = at(0xa8);

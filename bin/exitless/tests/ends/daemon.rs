@@ -84,7 +84,7 @@ fn submit(client: &mut Client, op: Op) -> u16 {
     slot
 }
 
-/// What has been answered, if anything has.
+/// Returns the request that has been answered, if one has.
 fn answered(client: &mut Client) -> Option<(u16, Status)> {
     let (memory, layout, queues) = client.parts();
     let done = queues[0].complete(memory, layout).unwrap();
@@ -297,7 +297,7 @@ fn a_front_end_for_whom_no_descriptor_is_left_is_hung_up_on() {
     const DEVICES: usize = 12;
     let place = place();
     let program = Program::start(place.command(&vec!["path=ram:1M".into(); DEVICES]), true);
-    // Nobody has connected yet: what is open stays so.
+    // No front end has connected yet: the open descriptors stay open.
     program.wait_for("ready");
     let sockets: Vec<_> = (0..DEVICES)
         .map(|number| place.path(&format!("d{number}")))

@@ -1,4 +1,4 @@
-//! What a guest makes the machine say is bounded.
+//! Bounds on the log of a machine whose guest provokes messages.
 
 use std::io::Write;
 use std::process::Stdio;

@@ -1,4 +1,4 @@
-//! What is refused before anything starts, and what is said and told when all has started.
+//! Refusals before anything starts, and the messages and notifications when all has started.
 
 use std::io::Read;
 use std::os::linux::net::SocketAddrExt;

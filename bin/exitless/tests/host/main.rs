@@ -21,13 +21,13 @@ use denied::Denied;
 
 use program::PATIENCE;
 
-/// The two ways in which hosts say no: a filter, and a kernel without it.
+/// The two ways in which hosts deny a call: a filter, and a kernel without it.
 const EITHER: [i32; 2] = [libc::EPERM, libc::ENOSYS];
 
-/// What becomes of a program whose host denies something.
+/// Outcome of a program whose host denies something.
 #[derive(Clone, Copy)]
 enum Outcome {
-    /// It works, and says so once, if there is anything to be said.
+    /// It works. If the denial matters, it prints this once.
     Works(Option<&'static str>),
     /// It refuses in one line with these words. With the other arguments, as the line advises, it
     /// works; `None`: the advice is for the host.
@@ -110,7 +110,7 @@ impl Host {
     }
 }
 
-/// What a program says that ends by itself. One that does not is killed.
+/// Returns the output of a program that ends by itself. One that does not is killed.
 fn ended(mut command: Command) -> Output {
     command
         .stdin(Stdio::null())

@@ -1,4 +1,4 @@
-//! What a host does to an interface under its device, and a guest to the host.
+//! Changes of a host to the interface under a device, and frames of a guest to the host.
 
 use spawned::program::until;
 use vhost_net::frames::Packet;

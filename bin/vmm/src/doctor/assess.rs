@@ -147,7 +147,8 @@ fn virtualization(facts: &Facts) -> Finding {
     }
 }
 
-/// What to do about a module of KVM, of which none loads without virtualization by the processor.
+/// Returns the advice about a module of KVM, of which none loads without virtualization by the
+/// processor.
 fn module_advice(facts: &Facts, next: &'static str) -> &'static str {
     match has_vmx_or_svm(facts) {
         true => next,

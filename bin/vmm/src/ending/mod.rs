@@ -1,9 +1,10 @@
-//! How the process ends: what asks for it, what it may wait for, and what its exit status says.
+//! End of the process: the requests for it, the waits that it allows, and its exit status.
 //!
-//! * [`signals`]: a thread that hears signals whatever else the process does. The first asks a
-//!   guest to power off, the next one ends in order, and another one at once; without a guest to
-//!   ask the first ends in order.
-//! * [`storage`]: waiting for disks whose requests the host does not finish, and saying so.
+//! * [`signals`]: a thread that takes signals whatever else the process does. The first signal asks
+//!   a guest to power off, the next one ends the process in order, and another one ends it at once.
+//!   Without a guest to ask, the first ends it in order.
+//! * [`storage`]: waiting for disks whose requests the host does not finish, and naming them in a
+//!   message.
 //!
 //! Exit statuses of `run` and `serve`:
 //!
@@ -44,10 +45,10 @@ pub fn status_of_signal(signal: i32) -> u8 {
     128u8.wrapping_add(signal as u8)
 }
 
-/// Between two looks at whether waiting makes sense.
+/// Period of the check whether waiting makes sense.
 pub const LOOK: Duration = Duration::from_millis(100);
 
-/// How long an end waits for whoever reads what was written, where it may not wait for ever.
+/// Time that an end waits for a reader of what was written, where it may not wait for ever.
 pub const WRITE_LIMIT: Duration = Duration::from_millis(500);
 
 /// Ends the process here and now: the terminal is given back, messages have [`WRITE_LIMIT`], and

@@ -1,9 +1,8 @@
-//! Signals, heard by a thread that waits for nothing else.
+//! Signals, taken by a thread that waits for nothing else.
 //!
 //! They are blocked in every thread and taken by this one, which touches no guest's memory, no disk
-//! and no terminal output: whatever the rest of the process waits for, a signal is heard. What the
-//! signals that end come to, one after another:
-//!
+//! and no terminal output: it takes a signal whatever the rest of the process waits for. The
+//! effects of the signals that end, one after another:
 //! | | SIGINT, SIGTERM, SIGHUP | SIGQUIT |
 //! |---|---|---|
 //! | first, where there is a grace | [`Asked::Press`]: a guest is asked to power off | [`Asked::End`] |
@@ -44,7 +43,7 @@ const ORDERLY: [libc::c_int; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, li
 /// Signals within this time are one request.
 pub const ONE_REQUEST: Duration = Duration::from_millis(200);
 
-/// What a signal asks for.
+/// Request of a signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Asked {
     /// Ask the guest to power off; the signal's number.
@@ -58,8 +57,8 @@ pub enum Asked {
 /// The first signal that has asked for the end; 0: none.
 static END_ASKED_BY: AtomicI32 = AtomicI32::new(0);
 
-/// The first signal that has asked for the end, if one has: for those who wait for something before
-/// anybody takes what [`listen`](Signals::listen) reports. One that was blocked before this program
+/// Returns the first signal that has asked for the end, if one has. For waits that begin before the
+/// reports of [`listen`](Signals::listen) are taken. A signal that was blocked before this program
 /// began, and is pending since, counts as well.
 pub fn end_asked_by() -> Option<i32> {
     match END_ASKED_BY.load(Ordering::SeqCst) {
@@ -68,12 +67,12 @@ pub fn end_asked_by() -> Option<i32> {
     }
 }
 
-/// Whether a signal has asked for the end.
+/// Returns whether a signal has asked for the end.
 pub fn is_end_asked() -> bool {
     end_asked_by().is_some()
 }
 
-/// A signal that ends, blocked and not taken.
+/// Returns a signal that ends, blocked and not taken.
 fn pending() -> Option<i32> {
     let mut set = MaybeUninit::uninit();
     // SAFETY: sigpending initialises the set when it answers 0; the numbers are valid.
@@ -232,7 +231,7 @@ impl Signals {
     }
 }
 
-/// What the thread wakes for.
+/// Reason for which the thread wakes.
 enum Heard {
     Signal(libc::c_int),
     Stop,

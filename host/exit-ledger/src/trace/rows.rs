@@ -26,7 +26,7 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// What they count.
+    /// Returns the counts by name, from the rows.
     pub fn traced(&self) -> Traced {
         let mut traced = Traced::default();
         for (keys, count) in &self.exits {

@@ -220,7 +220,7 @@ pub fn writes(tids: &[i32], first: u64, end: u64) -> [Trigger; 2] {
     ]
 }
 
-/// What is true of these threads' events.
+/// Returns a filter for the events of these threads.
 fn of_threads(tids: &[i32]) -> String {
     let threads: Vec<_> = tids
         .iter()

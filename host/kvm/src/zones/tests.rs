@@ -41,7 +41,7 @@ impl Noting {
 struct Machine {
     kvm: FakeKvm,
     units: [Noting; 2],
-    /// What drivers have written.
+    /// Values that drivers have written.
     written: [Vec<u64>; 2],
     exits: u32,
 }

@@ -1,17 +1,17 @@
-//! What a processor of the guest's asks of another, which alone has its own state.
+//! Requests of the guest's processors to each other: each alone has access to its own state.
 //!
 //! ```text
 //!   asker:  ask: requests ─▶ a ticket ── kick: NMI and message ─▶ (wait: served past the ticket, serving its own meanwhile)
 //!   owner:  at each exit, and while it waits itself:
 //!           begin: the tickets so far ─▶ take: requests ─▶ does it ─▶ finish: served
 //! ```
-//! A request says what to look at, never what to do with a value: two of a kind are one, and what
-//! is looked at is read after the request was taken. Interrupts that the guest's processors send
+//! A request says which state to read anew, never what to do with a value. Two of a kind are one,
+//! and the state is read after the request was taken. Interrupts that the guest's processors send
 //! each other are a set of vectors.
 //!
-//! **Bound.** A processor that is asked exits, since an NMI does so whatever its guest does; it
+//! **Bound.** A processor that is asked exits, since an NMI does so whatever its guest does. It
 //! serves before it enters again, and it enters the guest in no other state. One that waits serves
-//! others meanwhile, so two that ask each other go on. Nothing is asked with a lock held.
+//! others meanwhile, so two that ask each other go on. No core asks with a lock held.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 

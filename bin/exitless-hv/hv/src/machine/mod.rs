@@ -14,7 +14,7 @@
 //! * *Mailboxes*: one for each processor, by which others ask its core for what only that may do
 //!   ([`mailbox`]).
 //!
-//! What is a processor's own is not here ([`Processor`](crate::vm::Processor)): its control block,
+//! A processor's own state is not here ([`Processor`](crate::vm::Processor)): its control block,
 //! saved registers, nested tables and shadow, local APIC, mode machine and single step. Its core
 //! alone has them, and changes them for others when they ask.
 //!
@@ -246,7 +246,7 @@ impl Machine {
         self.measurement.lock().total(counts)
     }
 
-    /// What was counted by all processors, and the watching core's ticks.
+    /// Returns the counts of all processors, and the watching core's ticks.
     fn counts(&self) -> Counts {
         let all = self.counters.iter().map(Counters::read);
         let mut counts = all.fold(Counts::ZERO, |sum, counts| sum.plus(&counts));

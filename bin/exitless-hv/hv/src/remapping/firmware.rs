@@ -5,14 +5,14 @@ use bare::pci;
 use crate::acpi_words::{ITEMS_MAX, length, read32, read64};
 use crate::memory::OWN;
 
-/// What it says.
+/// Contents of the table.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Firmware {
     /// The registers of the last unit of segment 0.
     pub unit: Option<u64>,
     /// Units in all.
     pub units: u32,
-    /// What the I/O APIC sends as: bus << 8 | device << 3 | function.
+    /// Requester of the I/O APIC's messages: bus << 8 | device << 3 | function.
     pub io_apic: Option<u16>,
     /// Memory that a function must reach at any time, for firmware's sake, touches the
     /// hypervisor's.

@@ -179,7 +179,7 @@ impl Processor {
     }
 }
 
-/// What becomes of an entry of the device's table.
+/// Result of an entry of the device's table.
 enum Made {
     /// This processor's interrupt.
     Own(Entry),

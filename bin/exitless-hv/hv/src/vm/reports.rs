@@ -1,4 +1,4 @@
-//! What is told of a run: windows between markers, and the end.
+//! Reports of a run: windows between markers, and the end.
 
 use core::sync::atomic::Ordering;
 

@@ -1,10 +1,10 @@
-//! What signals come to, one after another: decisions alone, without a signal or a clock.
+//! Sequence of requests by signals: decisions alone, without a signal or a clock.
 
 use std::time::{Duration, Instant};
 
 use super::{Asked, ONE_REQUEST};
 
-/// What is to be done now.
+/// Step that follows a signal or a timeout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Nothing.
@@ -17,7 +17,7 @@ pub enum Step {
 
 #[derive(Clone, Copy, Debug)]
 enum State {
-    /// Nobody has asked for an end.
+    /// No signal has asked for an end.
     Running,
     /// The guest has been asked to power off, by this signal.
     Pressed { signal: i32, at: Instant },
@@ -41,7 +41,8 @@ impl Requests {
         }
     }
 
-    /// A signal that ends has come. `is_last`: whoever sent it has been told that it ends at once.
+    /// Takes a signal that ends. `is_last`: the user has been notified that this signal ends the
+    /// process at once.
     pub fn signal(&mut self, signal: i32, now: Instant, is_last: bool) -> Step {
         let before = match self.state {
             State::Running => None,
