@@ -104,8 +104,8 @@ Signals:
 Files:
   serve.toml  As of exitless serve.";
 
-/// What shows and tests exitless: whole guests in an emulated host, and machines whose parts fail
-/// on purpose.
+/// Tests and demonstrations of exitless: whole guests in an emulated host, and machines whose parts
+/// fail on purpose.
 #[derive(Parser)]
 #[command(name = "exitless-lab", version = VERSION.as_str(), about, after_long_help = EXAMPLES, max_term_width = 100)]
 struct Cli {

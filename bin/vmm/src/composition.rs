@@ -53,7 +53,7 @@ pub trait Composition: Send + Sync {
         io
     }
 
-    /// Returns the I/O that the swapper avoids.
+    /// Returns the policy on I/O that the swapper could avoid.
     fn io_policy(&self) -> Box<dyn IoPolicy> {
         Box::new(AvoidAll)
     }

@@ -23,7 +23,7 @@ use crate::{flood, messages};
 #[derive(clap::Args, Clone, Debug)]
 #[command(next_help_heading = "Log")]
 pub struct LogArgs {
-    /// What the log on standard error has: off, error, warn, info, debug or trace, or a list of
+    /// Levels of the log on standard error: off, error, warn, info, debug or trace, or a list of
     /// levels by module such as `warn,machine=debug` [default: $RUST_LOG, else warn]
     #[arg(long = "log", value_name = "LEVEL", global = true, value_parser = targets)]
     log: Option<Targets>,

@@ -65,12 +65,12 @@ pub struct CaptureConfig {
     pub path: PathBuf,
     /// Its bytes at most.
     pub limit: u64,
-    /// What becomes of one that is there.
+    /// Treatment of a file that is there already.
     pub existing: Existing,
 }
 
 impl CaptureConfig {
-    /// Whether the file could be made now; nothing is left of the attempt.
+    /// Checks that the file could be made now; nothing is left of the attempt.
     ///
     /// # Errors
     /// Names it.

@@ -106,7 +106,7 @@ counts! {
 }
 
 counts! {
-    /// Counters of the pager, of a machine whose memory is partly in a swap store or in disks.
+    /// Counters of the pager, of a machine whose memory is partly in a swap store or on disks.
     /// Pages of 4 KiB unless another unit is named.
     SwapCounts {
         /// Faults of vCPUs.
@@ -297,7 +297,8 @@ impl BalloonFigures {
 }
 
 counts! {
-    /// Invalidations that a guest requested for an assigned device's mappings, and their outcomes.
+    /// Counters of an assigned device: the guest's invalidations of its mappings, and the calls
+    /// that follow from them.
     DeviceCounts {
         /// Invalidations of pages.
         pages_told,
@@ -359,13 +360,13 @@ pub struct DeviceFigures {
     pub stale_ns_allowed: Option<u64>,
     /// Longest call of VFIO, ns.
     pub longest_call_ns: u64,
-    /// Invalidations and their outcomes.
+    /// Its counters.
     #[serde(flatten)]
     pub counts: DeviceCounts,
 }
 
 impl DeviceFigures {
-    /// Returns the present state, with the invalidations since `earlier`.
+    /// Returns the present state, with the counts since `earlier`.
     fn since(&self, earlier: &[Self]) -> Self {
         let same = earlier.iter().find(|other| other.address == self.address);
         let before = same.map(|other| other.counts).unwrap_or_default();

@@ -3,9 +3,10 @@
 //! While the sidecore polls, it has drivers suppress doorbells. Each value read from an eventfd is
 //! a number of exits: the ledger's doorbell column is their sum.
 //!
-//! Doorbells may belong to another process ([`KvmDoorbells::for_others`]), which serves the device
-//! and reads them. This process must not read them then. Only the kernel's tracepoints count them,
-//! for which the ledger receives their addresses ([`KvmDoorbells::places`]).
+//! Doorbells may belong to a back end outside this process ([`KvmDoorbells::for_others`]), which
+//! serves the device and reads them: another process, or the kernel's vhost. This process must not
+//! read them then. Only the kernel's tracepoints count them, for which the ledger receives their
+//! addresses ([`KvmDoorbells::places`]).
 //!
 //! Another thread sets where they are ([`IoEvents`]): each change waits until no vCPU can be in the
 //! middle of looking for one (a grace period of some milliseconds), and a BAR that moves is two of
@@ -23,7 +24,7 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use crate::Vm;
 
-/// The eventfds, for the thread or process that reads them.
+/// The eventfds, for the thread or back end that reads them.
 pub struct KvmDoorbells {
     events: Arc<IoEvents>,
     rung: u64,
@@ -107,7 +108,7 @@ impl KvmDoorbells {
         IoEvents::new(vm, queues, stride, None).map(Self::of)
     }
 
-    /// Creates the same, for another process to read.
+    /// Creates the same, for a back end outside this process to read.
     ///
     /// # Errors
     /// As [`new`](Self::new).

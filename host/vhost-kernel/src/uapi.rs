@@ -80,7 +80,7 @@ pub struct MemoryRegion {
     pub flags: u64,
 }
 
-/// Most regions that are given to the kernel. A machine of ours has two.
+/// Greatest number of regions that the kernel is given. A machine of ours has two.
 pub const MAX_REGIONS: usize = 8;
 
 /// `struct vhost_memory`, with room for its regions.

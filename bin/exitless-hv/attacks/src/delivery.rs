@@ -3,7 +3,7 @@
 //!
 //! The structures that delivery needs lie where a guest has no memory: it is no secret that the
 //! hypervisor's memory is at 768 MiB. Each attack is an undefined instruction. Its exception cannot
-//! be delivered, nor can the double fault that follows, and the processor shuts down.
+//! be delivered, nor can an exception that results, and so the processor shuts down.
 
 use core::arch::asm;
 

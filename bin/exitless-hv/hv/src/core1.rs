@@ -53,9 +53,9 @@ pub mod place {
     pub const HOST: u8 = 0;
     /// In the guest.
     pub const GUEST: u8 = 1;
-    /// Names for the report.
+    /// It waits for the answer to its request of another.
     pub const WAITS: u8 = 2;
-    /// For people.
+    /// Names for the report.
     pub const NAMES: [&str; 3] = ["host", "guest", "waits"];
 }
 

@@ -19,7 +19,8 @@ unsafe extern "C" {
     fn host_rdmsr(register: u32, is_there: *mut u8) -> u64;
 }
 
-/// Counts of a core's handlers (`run.s` has the offsets). They run on that core alone; others read.
+/// Records of a core's handlers (`run.s` has the offsets). They run on that core alone; others
+/// read.
 #[repr(C)]
 pub struct Area {
     /// Vectors in the order in which they were acknowledged.
@@ -109,7 +110,7 @@ pub fn taken(vector: u8) -> (Taken, VectorSet) {
     (taken, service)
 }
 
-/// Returns the counts of the handlers of the guest's processor `index`.
+/// Returns the records of the handlers of the guest's processor `index`.
 pub fn area(index: usize) -> &'static Area {
     &AREAS[index]
 }

@@ -41,8 +41,8 @@ fn machine(ask: Ask, steps: fn(Steps) -> Steps, disk: &str, more: &[&str]) -> Op
     let mut command = run(kernel.path());
     let path = fs.path("held.raw");
     command
-        // The format is given, so that no program reads the file to check it: that read would be
-        // held.
+        // The format is given, so that the start does not read the file to check it: that read
+        // would be held.
         .args([
             "--disk",
             &format!("path={},format=raw{disk}", path.display()),

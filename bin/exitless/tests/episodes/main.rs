@@ -5,7 +5,7 @@
 //! An episode holds if every acknowledged write is read afterwards, once and in order; if only
 //! those requests failed that the storage failed; and if each requested end came within
 //! [`episode::BOUND`] of the moment at which the storage allowed it. While the kernel holds the I/O
-//! there is no bound: the daemon cannot take a write back from it.
+//! there is no other bound: the daemon cannot take a write back from it.
 //!
 //! `EPISODES` (200) of them run, from `EPISODE_SEED` (1) on; a failure names its seed, and
 //! `EPISODES=1 EPISODE_SEED=n` repeats it. Skipped where no FUSE file system is to be had.

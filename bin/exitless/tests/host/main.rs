@@ -21,7 +21,7 @@ use denied::Denied;
 
 use program::PATIENCE;
 
-/// The two ways in which hosts deny a call: a filter, and a kernel without it.
+/// The two ways in which hosts deny a call: a filter, and a kernel without the call.
 const EITHER: [i32; 2] = [libc::EPERM, libc::ENOSYS];
 
 /// Outcome of a program whose host denies something.

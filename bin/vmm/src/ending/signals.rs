@@ -3,6 +3,7 @@
 //! They are blocked in every thread and taken by this one, which touches no guest's memory, no disk
 //! and no terminal output: it takes a signal whatever the rest of the process waits for. The
 //! effects of the signals that end, one after another:
+//!
 //! | | SIGINT, SIGTERM, SIGHUP | SIGQUIT |
 //! |---|---|---|
 //! | first, where there is a grace | [`Asked::Press`]: a guest is asked to power off | [`Asked::End`] |

@@ -8,7 +8,7 @@
 //! A process that leaves with such a request is gone for all but the kernel. The kernel may keep
 //! the rest of the process, and its files with it, until the request ends: no signal, SIGKILL
 //! included, ends a wait for a suspended device, or for a FUSE server that has a buffered write or
-//! an fsync in hand. Reads through the page cache and direct I/O are interrupted by SIGKILL.
+//! an fsync in hand. Reads through the page cache and direct I/O do not keep the process.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

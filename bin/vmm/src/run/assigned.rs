@@ -33,8 +33,8 @@ use super::plugs::Plugs;
 use super::units::{self, UnitOptions};
 use crate::messages::say;
 
-/// How long a machine that is started again waits for its devices: the kernel may still be closing
-/// what the last one had open.
+/// Time that a machine that is started again waits for its devices: the kernel may still be closing
+/// those that the last one had open.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Limits of the host's IOMMU, as far as the guest's unit depends on them: what all containers of a
@@ -50,7 +50,7 @@ pub struct HostIommu {
 }
 
 impl HostIommu {
-    /// What all of these devices' containers have.
+    /// Returns the limits that all of these devices' containers have in common.
     fn of(devices: &[(DeviceConfig, Opened)]) -> Self {
         let infos = || devices.iter().map(|(_, opened)| &opened.info);
         let has = |bytes| infos().all(|info| info.has_page_size(bytes));
@@ -70,11 +70,12 @@ impl HostIommu {
 /// Devices of a machine that has been built.
 #[derive(Default)]
 pub struct Devices {
-    /// By number of function: the address on the host, and who follows a policy's file.
+    /// By number of function: its configuration, with the address on the host and the file of its
+    /// policy.
     pub numbers: Vec<(usize, DeviceConfig)>,
 }
 
-/// What shows a device's BARs to the guest. It goes when the device is ejected.
+/// Memory of a device's BARs, shown to the guest. It is dropped when the device is ejected.
 struct DeviceMemory {
     bars: BarMemory,
     /// KVM's knowledge of the group, where its DMA is not coherent with the processors' caches.
@@ -221,7 +222,7 @@ fn add<F: Functions, M: PhysMem>(
     plugs.add_assigned(function, memory, || assigned_unit(options, parts, host))
 }
 
-/// What the guest does not see of it, in the log.
+/// Logs the features of the device that the guest does not see.
 fn say_what_is_missing(opened: &Opened) {
     for what in opened.config.unsupported() {
         tracing::info!(device = %opened.address, "{what}");

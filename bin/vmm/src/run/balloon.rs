@@ -1,12 +1,12 @@
-//! `--balloon`: memory that the guest is asked to do without. The request, checked; its thread.
+//! `--balloon`: memory that the guest is asked to give up. The request, checked; its thread.
 //!
 //! The device is a function like the others, under a unit of its own that translates nothing:
-//! Linux's driver knows no IOMMU. What becomes of pages that the guest gives is the memory's to say
+//! Linux's driver knows no IOMMU. The memory handles the pages that the guest gives
 //! ([`Memory::balloon`](super::memory::Memory::balloon)).
 //!
 //! One thread beside the owner asks the guest for statistics and, under `target=auto`, sets the
-//! target ([`auto`], from what [`host`] sees); another follows the file that a new target is read
-//! from.
+//! target ([`auto`], from what [`host`] sees); another follows the file from which a new target is
+//! read.
 
 mod auto;
 mod host;
@@ -46,16 +46,16 @@ pub struct BalloonSpec {
     period: Duration,
 }
 
-/// How much the guest is to do without.
+/// Size of the balloon.
 #[derive(Clone, Copy, Debug)]
 enum Target {
     /// So many pages.
     Pages(u32),
-    /// What is decided each time.
+    /// A number that is decided each time.
     Auto,
 }
 
-/// What a guest may be asked for.
+/// Bounds of a balloon's size.
 #[derive(Clone, Copy, Debug)]
 struct Limits {
     /// Bytes that it has.
@@ -65,7 +65,7 @@ struct Limits {
 }
 
 impl Limits {
-    /// Pages that it is to do without.
+    /// Returns the pages that it is to give up.
     fn pages(self, text: &str) -> Result<u32> {
         let bytes = size::bytes(text)?;
         let most = self.memory - self.least;
@@ -101,7 +101,7 @@ impl BalloonSpec {
     /// Checks `--balloon` of a machine with so much memory, of which a guest keeps `least`.
     ///
     /// # Errors
-    /// What does not go together, or is no size.
+    /// Options that do not go together, or a text that is no size.
     pub fn check(args: &RunArgs, memory: u64, least: u64) -> Result<Option<Self>> {
         let Some(text) = &args.balloon else {
             return Ok(None);
@@ -158,8 +158,8 @@ impl BalloonSpec {
         Ok(balloon)
     }
 
-    /// What runs beside the owner of the balloon `watched`, whose memory has this pager, if it has
-    /// one.
+    /// Starts the thread beside the owner of the balloon `watched`. `pager` is that of its memory,
+    /// if it has one.
     pub fn start<F, M>(
         self,
         owner: OwnerHandle<F, M>,
@@ -230,15 +230,15 @@ impl BalloonSpec {
     }
 }
 
-/// A balloon by its number among the owner's functions, and what its guest said last: a driver that
-/// leaves, as when the guest powers off, leaves nothing behind.
+/// A balloon by its number among the owner's functions, and the last figures of its guest: a driver
+/// that leaves, as when the guest powers off, leaves none behind.
 #[derive(Clone, Debug)]
 pub struct Watched {
     number: usize,
     last: Arc<Mutex<Said>>,
 }
 
-/// What a guest has said of its memory.
+/// Figures of a guest about its memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Said {
     /// Pages in the balloon.
@@ -264,7 +264,7 @@ impl Watched {
         balloon_of(owner, self.number)
     }
 
-    /// What the guest says, or said last if its driver has left.
+    /// Returns the guest's figures, or the last ones if its driver has left.
     pub fn said(&self, balloon: &Balloon) -> Said {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Said {
@@ -278,7 +278,7 @@ impl Watched {
     }
 }
 
-/// What runs beside the owner for a balloon.
+/// Thread of a balloon, beside the owner.
 pub struct Beside {
     stop: Sender<()>,
     thread: JoinHandle<()>,
@@ -309,7 +309,7 @@ impl<F, M> Clone for Door<F, M> {
 }
 
 impl<F: Functions, M: PhysMem + Send + 'static> Door<F, M> {
-    /// What `ask` answers on the owner's thread; `None` once that has ended.
+    /// Returns the answer of `ask` on the owner's thread; `None` once that has ended.
     fn with<R: Send + 'static>(
         &self,
         ask: impl FnOnce(&mut Balloon) -> R + Send + 'static,

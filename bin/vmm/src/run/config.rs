@@ -77,7 +77,7 @@ pub struct Config {
     pub ram: RamConfig,
     /// Only some of it is in memory.
     pub swap: Option<SwapConfig>,
-    /// The guest may be asked to do without some of it.
+    /// The guest may be asked to give up some of it.
     pub balloon: Option<BalloonSpec>,
     /// vCPUs, 1 to 16.
     pub cpus: u8,
@@ -91,13 +91,13 @@ pub struct Config {
     pub rng: bool,
     /// The VT-d unit's register mode; `None` without an IOMMU.
     pub iommu: Remapping,
-    /// What the guest's MAP requests bring about besides.
+    /// Effects of the guest's MAP requests besides the mappings.
     pub hints: HintsConfig,
     /// Sidecores, 1 to 16.
     pub sidecores: usize,
     /// Host CPUs.
     pub pin: PinPlan,
-    /// What an idle sidecore does.
+    /// Policy of an idle sidecore.
     pub idle: IdleArg,
     /// Software KVM will do.
     pub any_kvm: bool,
@@ -107,16 +107,15 @@ pub struct Config {
     pub hides_paravirtual_features: bool,
     /// Where device data goes.
     pub dma: DmaArg,
-    /// How long an invalidation waits for a device.
+    /// Longest time that an invalidation waits for a device.
     pub drain_limit: Duration,
-    /// How long a sidecore may be silent.
+    /// Longest time without a sign of life of a sidecore.
     pub watchdog: Duration,
-    /// How long the guest may take to power off when a signal asks for it; nothing: it is not
-    /// asked.
+    /// Time that the guest has to power off when a signal asks for it; zero: it is not asked.
     pub stop_timeout: Duration,
-    /// What a guest that asks for a reset gets.
+    /// Effect of a reset that the guest asks for.
     pub on_reboot: RebootArg,
-    /// How often the machine has been started again.
+    /// Number of times that the machine has been started again.
     pub restarts: u64,
     /// It is only built, and not run.
     pub is_check: bool,
@@ -256,7 +255,7 @@ impl Config {
     }
 }
 
-/// What stands between the guest's devices and its memory.
+/// Kind of IOMMU between the guest's devices and its memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Remapping {
     /// Nothing.
@@ -281,14 +280,14 @@ pub enum IommuMode {
 /// How the guest reaches a paravirtual unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RingMode {
-    /// A sidecore looks at its ring.
+    /// A sidecore polls its ring.
     Polled,
     /// Every request is kicked, and every kick exits: the reference.
     Trap,
 }
 
 impl Remapping {
-    /// What the flags ask for.
+    /// Returns the kind that the flags ask for.
     ///
     /// # Errors
     /// The mode is the other IOMMU's.
@@ -337,8 +336,8 @@ impl Remapping {
     }
 }
 
-/// Refuses what does not go with a paravirtual IOMMU yet: whoever follows the mappings from
-/// outside.
+/// Refuses devices that do not work with a paravirtual IOMMU yet: those whose mappings the host's
+/// IOMMU or another process follows.
 fn check_paravirtual(args: &RunArgs, disks: &[Disk], nets: &[NetConfig]) -> anyhow::Result<()> {
     if args.iommu != IommuArg::Virtio {
         return Ok(());

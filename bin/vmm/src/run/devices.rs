@@ -52,9 +52,9 @@ const DISK_DEPTH: u32 = 256;
 /// Station address of the built-in responder: locally administered.
 const RESPONDER_MAC: [u8; 6] = [0x52, 0x54, 0, 0x65, 0x78, 0xfe];
 
-/// How long an invalidation waits for the server of a device behind the emulated IOMMU to forget
-/// it. Longer than a server takes that waits for its own requests (exitless serve: a second, and
-/// the device then needs a reset).
+/// Time that an invalidation waits until the server of a device behind the emulated IOMMU has
+/// dropped the mapping. Longer than a server takes that waits for its own requests (exitless serve:
+/// a second, and the device then needs a reset).
 const REMOTE_HOLD_LIMIT: Duration = Duration::from_secs(3);
 
 /// Maker of the functions that a program may have of its own, as functions of its set.
@@ -349,7 +349,7 @@ fn monitor<F: Functions, M: PhysMem + Send>(
     control: &Arc<Control>,
     limit: Duration,
 ) -> Result<Monitor> {
-    /// How long vCPUs may take to stop where they are.
+    /// Time that vCPUs have to stop where they are.
     const PATIENCE: Duration = Duration::from_millis(500);
     let control = control.clone();
     let monitor = Monitor::spawn(limit, move |stuck: &Stuck| {
@@ -361,7 +361,7 @@ fn monitor<F: Functions, M: PhysMem + Send>(
     Ok(monitor)
 }
 
-/// What runs beside the vCPUs.
+/// Threads and state that run beside the vCPUs.
 struct Devices<F: Functions, M: PhysMem + Send + 'static> {
     core: Sidecore<Owner<F, M>>,
     _monitor: Monitor,

@@ -15,7 +15,7 @@ use crate::values::block::{self, BlockSpec, all_but};
 use crate::values::keys::Keys;
 use crate::{image_format, image_lock, moved};
 
-/// What is in a disk's file.
+/// Format of a disk's file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     /// The disk's blocks, as they are.
@@ -37,7 +37,7 @@ pub struct DiskConfig {
     /// Open, for reading and (unless `read_only`) writing; with O_DIRECT if `direct`. Not locked by
     /// the check.
     pub file: File,
-    /// What is in it.
+    /// Its format.
     pub format: Format,
     /// The file is to be locked.
     pub locking: bool,
@@ -195,7 +195,7 @@ impl DiskConfig {
     }
 }
 
-/// What is said to be in the file.
+/// Returns the format that is given for the file.
 fn format(spec: &BlockSpec) -> anyhow::Result<Format> {
     match spec.format()? {
         None | Some(block::Format::Raw) => {

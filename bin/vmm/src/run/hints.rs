@@ -24,11 +24,12 @@ pub struct HintsConfig {
 }
 
 impl HintsConfig {
-    /// What the flags ask for, of a machine whose pages come and go one by one if `pages_move`.
+    /// Returns the hints that the flags ask for, of a machine whose pages come and go one by one if
+    /// `pages_move`.
     ///
     /// # Errors
-    /// There is no IOMMU that is told of mappings; what is asked for does not go with memory of
-    /// which pages are absent.
+    /// The machine has no IOMMU that receives the guest's mappings; or a hint does not go with
+    /// memory of which pages are absent.
     pub fn check(args: &RunArgs, pages_move: bool) -> Result<Self> {
         let mut config = Self {
             gathers: args.iommu == IommuArg::Virtio && pages_move,

@@ -1,9 +1,9 @@
-//! Memory that is all here, under a balloon: pages that the guest does without are given back to
-//! the host.
+//! Memory that is all here, under a balloon: pages that the guest discards are given back to the
+//! host.
 //!
 //! A page goes from every mapping of it at once: the guest's, ours, and those of processes that
-//! serve `--disk socket=…`. Whoever reaches it next finds zeroes. A request of a disk that is under
-//! way with such a page keeps the one that it had, and what it reads into that is nobody's: a guest
+//! serve `--disk socket=…`. The next access, by any of them, finds zeroes. A disk's request that is
+//! under way with such a page keeps the old page, and what it reads into that page is lost: a guest
 //! that gives pages away while a disk reads into them has no claim to what was read.
 //!
 //! Where memory is populated ahead of devices, pages of the window that is being populated at that
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_back_of_a_window_is_not_populated_again() {
+    fn window_with_discarded_pages_is_not_populated_again() {
         let ram = ram();
         let pieces = ram.regions().iter().map(|own| (own.gpa, own.len));
         let windows = Arc::new(Windows::new(pieces));

@@ -1,9 +1,9 @@
 //! DMA that the host's IOMMU has refused to assigned devices, as its kernel's log has it.
 //!
-//! A guest hears nothing of that: its unit never saw the access. So the host's faults are counted,
-//! for its owner. The log has ten lines in five seconds at most (a fault more is one
-//! `callbacks suppressed`), so the figure says whether there were any, and not how many. Who may
-//! not read the log (`kernel.dmesg_restrict`) has none.
+//! The guest is not notified of them: its unit never saw the access. The host's faults are counted
+//! instead, for the user of the machine. The log has ten lines in five seconds at most (one more
+//! fault leaves `callbacks suppressed`), so the count shows whether there were any, not their
+//! number. A process that may not read the log (`kernel.dmesg_restrict`) has no count.
 
 use std::collections::BTreeMap;
 use std::fs::File;

@@ -381,7 +381,7 @@ fn swap_counts(report: Report) -> SwapCounts {
 fn faults_of_this_thread() -> (u64, u64) {
     // SAFETY: all zeroes are a value of this plain structure.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
-    // SAFETY: the call writes one structure to where it is told to.
+    // SAFETY: the call writes one structure, to the address given.
     let result = unsafe { libc::getrusage(libc::RUSAGE_THREAD, &mut usage) };
     assert_eq!(result, 0, "getrusage(2) fails for wrong arguments only");
     let count = |of| u64::try_from(of).unwrap_or(0);
@@ -410,7 +410,7 @@ fn major_faults_of(stat: &str) -> Option<u64> {
     if is_vcpu { None } else { field.parse().ok() }
 }
 
-/// What the owner, its units and its functions have counted.
+/// Returns the counters of the owner, its units and its functions.
 pub(super) fn owner_counts<F: Functions, M: PhysMem>(owner: &mut Owner<F, M>) -> OwnerCounts {
     let totals = owner.totals();
     let mut counts = OwnerCounts::default();

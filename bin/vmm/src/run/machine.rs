@@ -45,7 +45,7 @@ use crate::notify;
 use crate::terminal::input::{self, Keyboard};
 use crate::terminal::raw::RawMode;
 
-/// What becomes of the process when the machine has ended.
+/// Action of the process after the machine's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum After {
     /// It ends with this status.
@@ -54,7 +54,7 @@ pub enum After {
     Restart,
 }
 
-/// A machine that only has to be begun.
+/// A machine that is ready to begin.
 struct Built {
     vcpus: Vec<Vcpu>,
     attached: Attached,
@@ -376,7 +376,7 @@ fn console_output(config: &mut Config) -> anyhow::Result<(Sink, bool)> {
     Ok((sink, on_stdio))
 }
 
-/// Who answers at which guest-physical address, and at which port.
+/// Builds the buses: the devices that decode each guest-physical address and each port.
 fn buses(
     attached: &Attached,
     pci: Arc<PciBus>,
@@ -517,7 +517,7 @@ fn why(end: &End, asked: Option<End>) -> String {
     }
 }
 
-/// Why it ended, and how often vCPUs came to user space.
+/// Prints the reason of the end, and the number of the vCPUs' exits to user space.
 fn summary(why: &str, exits: &ExitLedger, msi: &KvmMsi) {
     let snapshot = exits.snapshot();
     let counts: Vec<_> = ExitCause::ALL

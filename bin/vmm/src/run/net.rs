@@ -16,7 +16,7 @@ use crate::values::keys::Keys;
 use crate::values::net::NetSpec;
 use crate::values::size;
 
-/// What is behind a network interface.
+/// Back end of a network interface.
 #[derive(Debug)]
 pub enum NetBackend {
     /// The built-in responder at this address.
@@ -48,7 +48,7 @@ pub enum NetBackend {
     Socket {
         /// Its socket.
         socket: PathBuf,
-        /// Largest packet, if the guest is told.
+        /// Largest packet, if it is offered to the guest.
         mtu: Option<u16>,
         /// Its name in the log.
         id: String,
@@ -58,7 +58,7 @@ pub enum NetBackend {
 /// One network interface.
 #[derive(Debug)]
 pub struct NetConfig {
-    /// What is behind it.
+    /// Its back end.
     pub backend: NetBackend,
     /// The guest's station address: unicast.
     pub mac: [u8; 6],
@@ -158,7 +158,7 @@ impl NetConfig {
     }
 }
 
-/// What a `--net` names.
+/// Kind of back end that a `--net` names.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Named {
     Responder,
@@ -179,7 +179,7 @@ struct Given<'t> {
 }
 
 impl Given<'_> {
-    /// What it names: one thing, and keys for that alone.
+    /// Returns the kind that it names: one, and keys for that alone.
     fn named(&self) -> anyhow::Result<Named> {
         let spec = &self.spec;
         let named = [

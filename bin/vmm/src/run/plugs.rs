@@ -11,7 +11,7 @@ use platform::memory::PlaceMemory;
 
 use super::composed::{Functions, MAX_LEASES, Owner, Units};
 
-/// What the port of a function needs.
+/// Parts from which the port of a function is built.
 pub struct Plug {
     pub source: SourceId,
     pub number: usize,
@@ -30,8 +30,8 @@ pub struct Assigned {
     pub functions: Vec<SourceId>,
 }
 
-/// Functions on their way to an owner that does not run yet, and what their doors need once it
-/// does.
+/// Functions that are given to an owner before it runs, and the parts from which their ports are
+/// built once it does.
 pub struct Plugs<'a, F, M> {
     owner: &'a mut Owner<F, M>,
     unit: usize,
@@ -43,7 +43,7 @@ pub struct Plugs<'a, F, M> {
 
 /// Functions that were added.
 pub struct Plugged {
-    /// What their ports need.
+    /// The parts of their ports.
     pub ports: Vec<Plug>,
     /// Those that no IOMMU stands before.
     pub beside: Vec<SourceId>,

@@ -33,7 +33,7 @@ impl RemoteDiskConfig {
     /// Checks the `index`-th `--disk`, of which `socket` has been taken.
     pub fn check(socket: &str, mut keys: Keys<'_>, index: usize) -> anyhow::Result<Self> {
         let socket = socket_path("--disk", Path::new(socket))?;
-        // The latency is of whoever serves it.
+        // The latency is set at the process that serves it.
         moved::refuse_latency(&keys, "serve", "diskN")?;
         // The socket has been taken.
         keys.refuse(all_but(&KEYS).filter(|key| *key != "socket"), |key| {

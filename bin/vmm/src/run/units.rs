@@ -26,12 +26,12 @@ use crate::messages;
 /// Physical addresses the guest's IO page tables may hold, in bits.
 const HOST_ADDRESS_WIDTH: u8 = 48;
 
-/// What the units of a machine depend on.
+/// Options on which the units of a machine depend.
 #[derive(Clone, Copy, Debug)]
 pub struct UnitOptions {
-    /// What remaps.
+    /// The kind of IOMMU.
     pub remapping: Remapping,
-    /// How long an invalidation may wait for stale leases, in ns.
+    /// Longest time that an invalidation may wait for stale leases, in ns.
     pub drain_limit_ns: u64,
     pub idle: IdleArg,
 }
@@ -46,7 +46,7 @@ impl UnitOptions {
         }
     }
 
-    /// What every unit is made with.
+    /// Returns the configuration of every unit.
     pub fn unit(&self) -> vtd::Config {
         vtd::Config {
             max_leases: MAX_LEASES,
@@ -112,7 +112,7 @@ fn logged(unit: Unit, at: u64, parts: &Parts<'_>) -> Result<VtdPort> {
     Ok(register_page::logged(unit, at, parts.vm, &ring)?)
 }
 
-/// What is said of a sidecore that nothing could wake, unless it is meant to poll.
+/// Returns a message about a sidecore that nothing could wake, unless it is meant to poll.
 fn sleepless(idle: IdleArg, why: Option<&str>) -> Option<String> {
     let why = why.filter(|_| idle != IdleArg::Poll)?;
     Some(format!(

@@ -47,13 +47,13 @@ pub struct Config {
 /// The cores that serve.
 #[derive(Debug)]
 pub struct Cores {
-    /// How many at most, at least 1.
+    /// Greatest number of cores, at least 1.
     pub count: usize,
     /// Host CPUs: none, or one for each.
     pub cpus: Vec<usize>,
-    /// What an idle one does.
+    /// Policy of an idle core.
     pub idle: IdlePolicy,
-    /// How long calls may wait under load, in nanoseconds.
+    /// Longest time that calls may wait under load, in nanoseconds.
     pub call_delay_ns: u64,
 }
 
@@ -87,11 +87,11 @@ pub struct BlockConfig {
     pub id: String,
     /// Where front ends connect.
     pub socket: PathBuf,
-    /// Who may.
+    /// Processes that may connect.
     pub access: Access,
     /// Its blocks.
     pub source: Source,
-    /// What is in the file was said, and not left out.
+    /// The format of the file was given, and not left out.
     pub is_format_said: bool,
     /// The guest may not write.
     pub read_only: bool,
@@ -260,7 +260,7 @@ impl Config {
 }
 
 impl Config {
-    /// How many devices on how many cores.
+    /// Returns the number of devices and of cores, as text.
     pub fn extent(&self) -> String {
         let devices = counted(self.blocks.len() + self.nets.len(), "device");
         format!("{devices} on {}", counted(self.cores.count, "core"))

@@ -30,12 +30,12 @@ use crate::ending::{self, STATUS_STUCK};
 use crate::messages::{self, say};
 use crate::notify;
 
-/// How long a core may be silent before that is said.
+/// Time without a sign of life of a core after which a message says so.
 const SILENCE: Duration = Duration::from_secs(2);
-/// How long devices may take to say their counters, all of them together.
+/// Time in which all devices together must give their counters.
 const STATS_LIMIT: Duration = Duration::from_secs(1);
 
-/// Serves until a signal asks for the end; the exit status.
+/// Serves until a signal asks for the end. Returns the exit status.
 pub fn run(config: Config, composition: &dyn Composition) -> Result<u8> {
     prepare::begin(&config, composition)?;
     let signals = Signals::block(&[libc::SIGUSR1]).context("blocking signals")?;

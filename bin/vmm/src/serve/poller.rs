@@ -20,7 +20,7 @@ pub enum Served {
     Switch(Box<Switched>),
 }
 
-/// What is served no more, to be dropped.
+/// Devices that are not served any more, to be dropped.
 pub enum Released {
     /// A disk.
     Block(#[expect(dead_code, reason = "closed when it is dropped")] Box<Device<BlkClass>>),
@@ -30,11 +30,11 @@ pub enum Released {
     Switch(#[expect(dead_code, reason = "closed when it is dropped")] Vec<Device<NetClass>>),
 }
 
-/// What the daemon tells or asks.
+/// Message of the daemon to a poller.
 pub enum ServedMessage {
     /// A device: of a switch, the one of that number.
     Device(ToChild<ExportMessage>),
-    /// The switch: what has it counted?
+    /// A request for the counters of the switch.
     Switch(Reply<SwitchStats>),
 }
 
@@ -80,7 +80,7 @@ macro_rules! each {
 }
 
 impl Served {
-    /// What tells it from others.
+    /// Returns the name that distinguishes it from other pollers.
     pub fn key(&self) -> String {
         match self {
             Self::Block(export) => export.id().to_owned(),
@@ -144,7 +144,7 @@ impl Poller for Served {
             (Self::Net(export), ServedMessage::Device(to)) => export.message(to.message, turn),
             (Self::Switch(switch), ServedMessage::Device(to)) => switch.group.message(to, turn),
             (Self::Switch(switch), ServedMessage::Switch(reply)) => reply.send(switch.stats()),
-            // No switch: whoever asks learns that nobody answers.
+            // No switch: the reply is dropped, so the asker learns that there is no answer.
             (Self::Block(_) | Self::Net(_), ServedMessage::Switch(_)) => {}
         }
     }

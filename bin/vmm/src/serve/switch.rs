@@ -1,9 +1,9 @@
-//! Switches between network devices: the keys of `--switch` and `[[switch]]`, what the keys of a
-//! device say of its port, and a switch with its ports as one poller.
+//! Switches between network devices: the keys of `--switch` and `[[switch]]`, the settings of a
+//! device's port, and a switch with its ports as one poller.
 //!
 //! The devices of a switch are a [`Group`]: they are on one core, which copies frames from where
-//! the sender's guest has them to the receiver's, and they move together. What one sends wakes
-//! those that it is for; a descriptor is not needed for that.
+//! the sender's guest has them to the receiver's, and they move together. A frame wakes the ports
+//! that it is for, without a descriptor.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -133,7 +133,7 @@ impl SwitchSpec {
     }
 }
 
-/// What the keys of a device say of its port.
+/// Settings of a device's port, from the device's keys.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PortKeys<'a> {
     /// Its VLAN, or of a trunk that of frames without a tag.
@@ -400,7 +400,7 @@ fn open_uplink(open: &mut Opening, config: &UplinkConfig) -> Result<UplinkPoller
 /// A switch and its devices.
 pub struct Switched {
     id: String,
-    /// What a core polls.
+    /// The devices and the uplink, as a core polls them.
     pub group: Group<Member>,
     fabric: Fabric,
     /// Of the devices, in their order.
@@ -415,7 +415,7 @@ impl std::fmt::Debug for Switched {
     }
 }
 
-/// What a switch counts of one port.
+/// Counters of a switch for one port.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PortStats {
     decided: PortCounters,
@@ -423,7 +423,7 @@ pub struct PortStats {
     learned: usize,
 }
 
-/// What a switch has counted.
+/// Counters of a switch, by the names of its ports.
 #[derive(Clone, Debug, Default)]
 pub struct SwitchStats(Vec<(String, PortStats)>);
 
@@ -473,7 +473,7 @@ impl Switched {
     }
 }
 
-/// Why frames were dropped, as it is written.
+/// Reasons for which frames were dropped, as they are written.
 const REASONS: [(&str, DropReason); 7] = [
     ("short", DropReason::Short),
     ("address", DropReason::Address),

@@ -16,7 +16,7 @@ const TOKEN: u32 = 0;
 /// Frames of one direction in one visit at most: a burst.
 const MOST: usize = 32;
 
-/// What is on a port of a switch.
+/// Member of a switch, on one port.
 #[derive(Debug)]
 pub enum Member {
     /// A network device.

@@ -45,13 +45,13 @@ pub fn serial(id: &str) -> [u8; 20] {
     serial
 }
 
-/// Every key but these.
+/// Returns every key but these.
 pub fn all_but(accepted: &[&str]) -> impl Iterator<Item = &'static str> {
     let accepted = accepted.to_vec();
     ALL.into_iter().filter(move |key| !accepted.contains(key))
 }
 
-/// What is said to be in a device's file.
+/// Format of a device's file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     Raw,
@@ -123,10 +123,10 @@ impl BlockSpec {
         })
     }
 
-    /// What is said to be in the file; `None`: nothing is said.
+    /// Returns the format that is given; `None`: none is given.
     ///
     /// # Errors
-    /// No format that there is.
+    /// A format that does not exist.
     pub fn format(&self) -> Result<Option<Format>> {
         match self.format.as_deref() {
             None => Ok(None),

@@ -48,8 +48,8 @@ pub fn remove(own: u32) {
         let set = triggers::triggers(&[], &names);
         let set = set.iter().rev().map(|trigger| trigger.event.as_str());
         for event in set.chain([triggers::PAGE_FAULTS]).chain(triggers::WRITES) {
-            // No process owns the instance: all of its triggers go. Opening for truncation removes
-            // them.
+            // The instance's process has ended, so all of its triggers go: opening for truncation
+            // removes them.
             let trigger = instance.join(event).join("trigger");
             let _ = fs::File::options().write(true).truncate(true).open(trigger);
         }

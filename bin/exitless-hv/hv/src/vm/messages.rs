@@ -179,7 +179,7 @@ impl Processor {
     }
 }
 
-/// Result of an entry of the device's table.
+/// Outcome of making an entry of the device's table on this processor.
 enum Made {
     /// This processor's interrupt.
     Own(Entry),

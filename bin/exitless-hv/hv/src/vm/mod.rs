@@ -67,7 +67,7 @@ pub struct Processor {
     machine: &'static Machine,
     /// Its number.
     index: usize,
-    /// Counts of this core's handlers.
+    /// Records of this core's handlers.
     area: &'static Area,
     /// Pages that the hardware reads.
     pages: &'static mut Pages,

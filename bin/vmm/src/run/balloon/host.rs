@@ -1,4 +1,4 @@
-//! What the host has for this machine: the pager's limit where there is one, else that of the
+//! The host's memory for this machine: the pager's limit where there is one, else that of the
 //! process's cgroups, else all of it.
 
 use std::fs;
@@ -8,7 +8,7 @@ use super::super::memory::AskPager;
 use super::auto::HostMemory;
 use crate::resident::cgroups;
 
-/// Looks now. `None` where the host says nothing.
+/// Reads the present figures. `None` where the host has none.
 pub fn look(pager: Option<&AskPager>) -> Option<HostMemory> {
     if let Some(pager) = pager {
         return pager().map(|standing| HostMemory {

@@ -1,4 +1,4 @@
-//! What is asked for, checked.
+//! Check of `--resident` and its companions.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -18,7 +18,7 @@ use crate::run::disks::Disk;
 use crate::values::keys::Keys;
 use crate::values::{counted, size};
 
-/// What every guest needs: its kernel, and what runs at a time.
+/// Bytes that every guest needs: its kernel, and the pages in use at a time.
 const LEAST: u64 = 16 << 20;
 /// Of each disk: its largest request, and its rings with what their descriptors point to.
 const LEAST_OF_A_DISK: u64 = (4 << 20) + (1 << 20);
@@ -34,14 +34,14 @@ pub struct SwapConfig {
     pub(super) store_file: Option<PathBuf>,
     /// Blocks behind slots that no page needs any more are given back.
     pub(super) discards: bool,
-    /// Whether disks' blocks may stand for pages.
+    /// Whether pages may be backed by blocks of disks.
     pub(super) mapper: MapperArg,
     /// Stores that overwrite a page are looked for: in so many vCPUs, for so long.
     pub(super) preventer: Option<(usize, Duration)>,
     /// Where a new limit is read from.
     pub(super) file: Option<PathBuf>,
     pub(super) idle: IdleArg,
-    /// What its user should know of the host.
+    /// Warning about the host, for the user.
     pub(super) warning: Option<String>,
     /// Lines about disks whose settings cost what is to be saved.
     disk_warnings: Vec<String>,
@@ -51,7 +51,8 @@ impl SwapConfig {
     /// Checks what `--resident` and its companions ask for, of a machine with these disks.
     ///
     /// # Errors
-    /// What does not go together, or is too small, or cannot be opened; what the host lacks.
+    /// Options that do not go together, are too small, or name what cannot be opened; a feature
+    /// that the host lacks.
     pub fn check(args: &RunArgs, memory: u64, disks: &[Disk]) -> Result<Option<Self>> {
         let Some(resident) = &args.resident else {
             for (is_given, option) in [
@@ -167,11 +168,11 @@ fn warning(path: &Path, format: Format, direct: bool, mapper: MapperArg) -> Opti
     }
 }
 
-/// How much may be in memory.
+/// Limit of the guest's memory that is resident.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limit {
     bytes: u64,
-    /// What a limit is at least.
+    /// Smallest limit, in bytes.
     least: u64,
     disks: usize,
 }
