@@ -193,7 +193,7 @@ struct ServeArgs {
     fault: Vec<String>,
 }
 
-/// A command that writes a report, if that can be written: better said now than after the last
+/// Runs a command that writes a report, if that can be written: better said now than after the last
 /// measurement.
 fn with_report(report: &Path, main: impl FnOnce() -> anyhow::Result<u8>) -> anyhow::Result<u8> {
     program::check_report("--report", report)?;

@@ -144,7 +144,7 @@ mod tests {
 
     use super::*;
 
-    /// Names of what is hidden in a command and below it.
+    /// Returns the names of what is hidden in a command and below it.
     fn hidden(command: &Command) -> Vec<String> {
         let name = command.get_name();
         let mut found = Vec::new();

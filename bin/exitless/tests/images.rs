@@ -67,7 +67,7 @@ fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Whether a text has another once.
+/// Returns whether a text has another once.
 fn has_once(text: &str, part: &str) -> bool {
     text.matches(part).count() == 1
 }

@@ -29,7 +29,7 @@ const LONG: Duration = Duration::from_secs(60);
 /// Duration for which a program must go on waiting.
 const A_WHILE: Duration = Duration::from_millis(500);
 
-/// Whether QEMU's programs are here; says so if not.
+/// Returns whether QEMU's programs are here; says so if not.
 fn has_qemu() -> bool {
     let programs = ["qemu-img", "qemu-io", "qemu-storage-daemon"];
     let found = programs

@@ -68,13 +68,13 @@ pub trait Composition: Send + Sync {
         builder
     }
 
-    /// Whether pages of guest memory come and go one by one, also without `--resident`.
+    /// Returns whether pages of guest memory come and go one by one, also without `--resident`.
     fn moves_pages(&self) -> bool {
         false
     }
 
-    /// Whether a guest is offered no more of KVM's paravirtual features than one whose pages come
-    /// and go, also if its own do not.
+    /// Returns whether a guest is offered no more of KVM's paravirtual features than one whose
+    /// pages come and go, also if its own do not.
     fn hides_paravirtual_features(&self) -> bool {
         false
     }

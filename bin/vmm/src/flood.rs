@@ -56,7 +56,8 @@ impl Place {
 }
 
 impl Budgets {
-    /// Whole ones. What is left out is said by `say`, line by line.
+    /// Creates full budgets. The number of lines that are left out is printed by `say`, line by
+    /// line.
     pub fn new(say: fn(&str)) -> Self {
         Self {
             places: Arc::default(),
@@ -65,7 +66,7 @@ impl Budgets {
         }
     }
 
-    /// The end: says what was left out and not said yet.
+    /// Prints at the end what was left out and has not been reported yet.
     pub fn finish(&self) {
         let places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
         for place in places.values() {
@@ -94,7 +95,7 @@ impl<S: Subscriber> Layer<S> for Budgets {
     }
 }
 
-/// Whether its origin keeps a budget for each thing that it may be about.
+/// Returns whether its origin keeps a budget for each thing that it may be about.
 fn has_own(metadata: &Metadata<'_>) -> bool {
     let fields = metadata.fields();
     OWN_BUDGET.iter().any(|name| fields.field(name).is_some())

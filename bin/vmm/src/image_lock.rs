@@ -25,8 +25,8 @@ pub fn probe(file: &File, access: Access, locking: &Locking) -> Result<()> {
     lock::probe(file, access, locking).map_err(|error| with(hint(&error), error))
 }
 
-/// The error of opening the image at `path`, with what to do about it where that is known. Names a
-/// file only if it is not the image but one behind it.
+/// Returns the error of opening the image at `path`, with what to do about it where that is known.
+/// Names a file only if it is not the image but one behind it.
 pub fn explain(error: ImageError, path: &Path) -> anyhow::Error {
     let hint = match &error.kind {
         ImageErrorKind::Locked(LockError::InUse { .. }) if error.path != path => {

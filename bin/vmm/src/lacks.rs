@@ -67,8 +67,8 @@ pub fn given<T>(call: &str, done: impl Context<T, io::Error>) -> Result<T> {
     done.with_context(|| format!("this host refuses {call} ({REMEDY})"))
 }
 
-/// As [`given`], of a call that was made without a descriptor: its answer is EBADF where the host
-/// has it.
+/// Does as [`given`], of a call that was made without a descriptor: its answer is EBADF where the
+/// host has it.
 fn given_in_trial(call: &str, answer: impl Into<i64>) -> Result<()> {
     let error = io::Error::last_os_error();
     match answer.into() {
@@ -125,7 +125,7 @@ pub fn look_for_given() -> Result<()> {
     Ok(())
 }
 
-/// Whether this process, by its effective user, may do this to a file.
+/// Checks that this process, by its effective user, may do this to a file.
 ///
 /// # Errors
 /// It may not.
@@ -148,7 +148,8 @@ pub fn look_for_memory_files() -> Result<()> {
     given("memfd_create", made.map_err(io::Error::from)).map(drop)
 }
 
-/// The same error, with `advice` in brackets where the host forbids or lacks what was asked for.
+/// Returns the same error, with `advice` in brackets where the host forbids or lacks what was asked
+/// for.
 pub fn advise<T>(done: Result<T>, advice: &str) -> Result<T> {
     let Err(error) = done else { return done };
     let mut causes = error.chain();
@@ -159,7 +160,7 @@ pub fn advise<T>(done: Result<T>, advice: &str) -> Result<T> {
     }
 }
 
-/// Whether the host forbids or lacks what failed with this.
+/// Returns whether the host forbids or lacks what failed with this.
 fn is_forbidden(error: &io::Error) -> bool {
     let errno = error.raw_os_error();
     matches!(errno, Some(libc::EPERM | libc::EACCES | libc::ENOSYS))

@@ -40,7 +40,7 @@ pub struct LogArgs {
     log_format: Format,
 }
 
-/// A level, or a list of levels by module.
+/// Parses a level, or a list of levels by module.
 fn targets(text: &str) -> Result<Targets> {
     let refused = || {
         anyhow!(

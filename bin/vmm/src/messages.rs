@@ -23,8 +23,8 @@ static FORMAT: OnceLock<Format> = OnceLock::new();
 /// Messages left out since that was last said.
 static LOST: AtomicU64 = AtomicU64::new(0);
 
-/// From now on no message waits. To be called after the signals have been blocked, for a thread is
-/// started.
+/// Starts the thread of messages: from now on none waits. To be called after the signals have been
+/// blocked, for a thread is started.
 ///
 /// # Errors
 /// No thread, or no descriptor.
@@ -42,12 +42,12 @@ pub fn set_program(name: &str) {
     let _ = PROGRAM.set(name.to_owned());
 }
 
-/// Name of the program.
+/// Returns the name of the program.
 pub fn program() -> &'static str {
     PROGRAM.get().map_or("exitless", String::as_str)
 }
 
-/// How messages are written. Set once, before the first.
+/// Sets the form in which messages are written. Once, before the first.
 pub fn set_format(format: Format) {
     // Once is enough.
     let _ = FORMAT.set(format);
@@ -124,7 +124,7 @@ pub fn finish(limit: Duration) {
 /// Most characters of an error. It names what was given, which may be of any length.
 const MOST: usize = 8000;
 
-/// `text`, or its beginning and its end if it is long.
+/// Returns `text`, or its beginning and its end if it is long.
 pub fn short(text: &str) -> String {
     let len = text.chars().count();
     if len <= MOST {

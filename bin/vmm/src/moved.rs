@@ -53,14 +53,16 @@ const OPTIONS: [Moved; 5] = [
     },
 ];
 
-/// Where the subcommand `name` of `program` is now; `None`: not elsewhere.
+/// Returns a message with the new place of the subcommand `name` of `program`; `None`: it has not
+/// moved.
 pub fn subcommand(program: &Command, name: &str) -> Option<String> {
     let own = program.get_name();
     let is_elsewhere = own != LAB && SUBCOMMANDS.contains(&name);
     is_elsewhere.then(|| format!("{own} {name} is now {LAB} {name}"))
 }
 
-/// Where that is now which `error` is about, of `args` behind the program's name.
+/// Returns a message with the new place of the subcommand or option that `error` is about. `args`
+/// are behind the program's name.
 pub fn of_error(error: &clap::Error, program: &Command, args: &[String]) -> Option<String> {
     let text = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => Some(text.as_str()),

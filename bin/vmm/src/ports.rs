@@ -116,7 +116,8 @@ pub fn check_captures<'c>(captures: impl Iterator<Item = &'c CaptureConfig>) -> 
     Ok(())
 }
 
-/// A port as a device has it, with a capture if there is to be one. In a check no file is made.
+/// Returns a port as a device has it, with a capture if there is to be one. In a check no file is
+/// made.
 ///
 /// # Errors
 /// The file cannot be made.

@@ -547,7 +547,7 @@ impl Exits {
         self.overlap += beyond;
     }
 
-    /// All but what addresses tell apart.
+    /// Charges all exits but those that addresses tell apart.
     fn by_reason(&mut self, split: &Split, user: &UserExits) {
         let of = |reason| split.of(reason);
         self.interrupt = of(Reason::Interrupt);
@@ -561,8 +561,8 @@ impl Exits {
         self.settle(of(Reason::Io), user.pci_config_pio + user.device_pio);
     }
 
-    /// Memory and devices. An access to the register page that the owner has heard of is one of the
-    /// page faults there, or a misconfiguration; the other faults there are the IOMMU's too:
+    /// Charges memory and devices. An access to the register page that the owner counts is one of
+    /// the page faults there, or a misconfiguration; the other faults there are the IOMMU's too:
     /// attempts at an armed page, first touches of it.
     fn by_address(&mut self, split: &Split, faults: Option<&PageFaults>, user: &UserExits) {
         let misconfigurations = split.of(Reason::Misconfiguration);
@@ -580,7 +580,7 @@ impl Exits {
         self.settle(split.of(Reason::PageFault) + misconfigurations, claimed);
     }
 
-    /// All that has a cause.
+    /// Returns the exits that have a cause.
     fn claimed(&self) -> u64 {
         self.iommu
             + self.doorbell

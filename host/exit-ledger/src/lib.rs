@@ -29,10 +29,10 @@ const MAX_WINDOWS: usize = 4096;
 
 /// Where a snapshot comes from: the machine.
 pub trait Source: Send + Sync {
-    /// A window is about to begin: whatever has to be set up before the first.
+    /// Sets up what the first window needs. Called before each window begins.
     fn prepare(&self) {}
 
-    /// Everything, now.
+    /// Returns a snapshot of everything, now.
     fn snapshot(&self) -> Snapshot;
 }
 
@@ -75,7 +75,7 @@ impl Ledger {
         }
     }
 
-    /// The guest wrote `value` to the marker port.
+    /// Takes a write of `value` by the guest to the marker port.
     pub fn mark(&self, value: u8) {
         let mut marks = self.marks.lock().unwrap_or_else(PoisonError::into_inner);
         match value {

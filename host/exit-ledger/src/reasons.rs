@@ -105,7 +105,7 @@ counts! {
 }
 
 impl Traced {
-    /// All exits.
+    /// Returns the number of all exits.
     pub fn exits(&self) -> u64 {
         self.interrupts
             + self.windows
@@ -131,18 +131,18 @@ pub struct Split {
 }
 
 impl Split {
-    /// Exits of one reason.
+    /// Returns the exits of one reason.
     pub fn of(&self, reason: Reason) -> u64 {
         self.reasons.get(&reason).copied().unwrap_or(0)
     }
 }
 
-/// Of `exits`, those that `claimed` does not claim, and the claims beyond them.
+/// Returns those of `exits` that `claimed` does not claim, and the claims beyond them.
 pub(crate) fn settle(exits: u64, claimed: u64) -> (u64, u64) {
     (exits.saturating_sub(claimed), claimed.saturating_sub(exits))
 }
 
-/// Exits of a window by reason.
+/// Returns the exits of a window by reason.
 pub fn combine(traced: &Traced) -> Split {
     let mut overlap = 0;
     let mut rest = |exits, claimed| {
@@ -208,7 +208,7 @@ pub(crate) enum Kind {
     Other,
 }
 
-/// Exit codes of AMD's APM volume 2, appendix C.
+/// Classifies exit codes of AMD's APM volume 2, appendix C.
 pub(crate) fn svm_kind(code: u64) -> Kind {
     match code {
         0x060 => Kind::Interrupt,
@@ -223,7 +223,7 @@ pub(crate) fn svm_kind(code: u64) -> Kind {
     }
 }
 
-/// Basic exit reasons of Intel's SDM volume 3, appendix C.
+/// Classifies basic exit reasons of Intel's SDM volume 3, appendix C.
 pub(crate) fn vmx_kind(code: u64) -> Kind {
     match code {
         1 => Kind::Interrupt,

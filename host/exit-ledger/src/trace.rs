@@ -204,7 +204,7 @@ impl ExitHistogram {
         }
     }
 
-    /// Addresses written, and how often; see [`count_writes`](Self::count_writes).
+    /// Returns the addresses written, and how often; see [`count_writes`](Self::count_writes).
     pub fn writes(&self) -> io::Result<Vec<(u64, u64)>> {
         let mut writes = Vec::new();
         for event in &self.mmio {
@@ -214,8 +214,8 @@ impl ExitHistogram {
         Ok(writes)
     }
 
-    /// Page faults so far; `None` unless [`locate_page_faults`](Self::locate_page_faults) was asked
-    /// for, and granted.
+    /// Returns the page faults so far; `None` unless
+    /// [`locate_page_faults`](Self::locate_page_faults) was asked for, and granted.
     pub fn page_faults(&self) -> io::Result<Option<PageFaults>> {
         let Some([register_page, memory]) = &self.page_faults else {
             return Ok(None);
@@ -227,7 +227,7 @@ impl ExitHistogram {
         }))
     }
 
-    /// The counts so far.
+    /// Returns the counts so far.
     pub fn read(&self) -> io::Result<Traced> {
         let rows = |event: &str| self.text_of(event).map(|text| parse(&text));
         let counts = Counts {

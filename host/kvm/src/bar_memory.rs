@@ -92,7 +92,7 @@ const WINDOWS: [Range<u64>; 2] = [
 ];
 
 impl Place {
-    /// Of `len` bytes at `offset` of a BAR at `base`.
+    /// Returns the place of `len` bytes at `offset` of a BAR at `base`.
     fn new(base: u64, offset: u64, len: u64) -> Self {
         let first = base.checked_add(offset);
         let end = first.and_then(|first| first.checked_add(len));
@@ -176,7 +176,7 @@ impl Display for Piece {
     }
 }
 
-/// An error with its sources.
+/// Returns an error with its sources.
 fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
@@ -188,7 +188,7 @@ fn chain(error: &dyn std::error::Error) -> String {
 }
 
 impl BarMemory {
-    /// The pieces of one function, shown nowhere yet.
+    /// Takes the pieces of one function, shown nowhere yet.
     pub fn new(vm: Arc<Vm>, pieces: Vec<BarPiece>) -> Self {
         Self::over(vm, pieces)
     }

@@ -90,7 +90,7 @@ pub(crate) enum Next {
 }
 
 impl Control {
-    /// A machine about to run.
+    /// Creates the state of a machine about to run.
     pub fn new() -> std::io::Result<Self> {
         Ok(Self {
             state: Mutex::default(),
@@ -106,8 +106,8 @@ impl Control {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The machine is to end for this reason, which its user or a signal gives: its guest has been
-    /// asked to power off. Does not end it.
+    /// Records a request of the user or of a signal to end the machine for this reason: its guest
+    /// has been asked to power off. Does not end it.
     pub fn ask(&self, reason: End) {
         self.state().asked.get_or_insert(reason);
     }
@@ -135,7 +135,7 @@ impl Control {
         self.changed.notify_all();
     }
 
-    /// Whether the machine has ended.
+    /// Returns whether the machine has ended.
     pub fn is_over(&self) -> bool {
         self.over.load(Ordering::SeqCst)
     }
@@ -145,14 +145,14 @@ impl Control {
         self.state().stuck.clone()
     }
 
-    /// The first end that the user or a signal has asked for, also after the machine ended for
-    /// another reason.
+    /// Returns the first end that the user or a signal has asked for, also after the machine ended
+    /// for another reason.
     pub fn asked(&self) -> Option<End> {
         self.state().asked.clone()
     }
 
-    /// Whether each vCPU should show its registers as it stops: after SIGQUIT, and when a sidecore
-    /// is silent.
+    /// Returns whether each vCPU should show its registers as it stops: after SIGQUIT, and when a
+    /// sidecore is silent.
     pub(crate) fn wants_registers(&self) -> bool {
         matches!(
             self.state().end,
@@ -229,7 +229,7 @@ impl Control {
         answer
     }
 
-    /// Has the threads of vCPUs `0..count` each do something once, outside the guest, which they
+    /// Has the threads of vCPUs `0..count` each do its work once, outside the guest, which they
     /// leave for it. Does not wait; what has not been done when this is called again, for lack of a
     /// thread, is forgotten.
     pub fn visit(&self, count: usize, mut what: impl FnMut(usize) -> Visit) {
@@ -275,12 +275,12 @@ impl Control {
         }
     }
 
-    /// A vCPU thread joins; pair with [`leave`](Self::leave).
+    /// Adds a vCPU thread; pair with [`leave`](Self::leave).
     pub(crate) fn join(&self, thread: Thread) {
         self.state().threads.push(thread);
     }
 
-    /// A vCPU thread is about to return: it is never signalled again.
+    /// Removes a vCPU thread that is about to return: it is never signalled again.
     pub(crate) fn leave(&self, thread: Thread) {
         self.state().threads.retain(|other| *other != thread);
         self.changed.notify_all();

@@ -37,8 +37,8 @@ pub fn supported(kvm: &Kvm) -> Result<CpuId, KvmError> {
         .map_err(refused("to list its CPUID"))
 }
 
-/// Bits of the guest-physical addresses that a guest of this CPUID can use (leaf 0x8000_0008): EAX
-/// 7:0, or 23:16 where the host translates fewer than its processor has.
+/// Returns the number of bits of the guest-physical addresses that a guest of this CPUID can use
+/// (leaf 0x8000_0008): EAX 7:0, or 23:16 where the host translates fewer than its processor has.
 pub fn physical_address_bits(cpuid: &CpuId) -> u8 {
     /// Of a processor that does not tell (AMD APM volume 3, Intel SDM volume 2: 36 with PAE).
     const UNTOLD: u8 = 36;
@@ -49,7 +49,7 @@ pub fn physical_address_bits(cpuid: &CpuId) -> u8 {
     })
 }
 
-/// Bits of an APIC id below the package, for `cpus` vCPUs in one package.
+/// Returns the number of bits of an APIC id below the package, for `cpus` vCPUs in one package.
 fn core_bits(cpus: u8) -> u32 {
     u32::from(cpus).next_power_of_two().trailing_zeros()
 }
@@ -96,7 +96,8 @@ fn adapt(entry: &mut kvm_cpuid_entry2, apic_id: u8, cpus: u8) {
     }
 }
 
-/// Extended topology (leaves 0xB and 0x1F): one thread per core, all cores in one package.
+/// Returns the extended topology (leaves 0xB and 0x1F): one thread per core, all cores in one
+/// package.
 fn topology(leaf: u32, apic_id: u8, cpus: u8) -> [kvm_cpuid_entry2; 3] {
     let level = |index: u32, kind: u32, shift: u32, count: u32| kvm_cpuid_entry2 {
         function: leaf,
@@ -116,7 +117,7 @@ fn topology(leaf: u32, apic_id: u8, cpus: u8) -> [kvm_cpuid_entry2; 3] {
     ]
 }
 
-/// CPUID of the vCPU with this APIC id among `cpus`.
+/// Returns the CPUID of the vCPU with this APIC id among `cpus`.
 pub fn for_vcpu(supported: &CpuId, apic_id: u8, cpus: u8) -> CpuId {
     let mut entries: Vec<_> = supported
         .as_slice()

@@ -90,7 +90,7 @@ pub struct Places {
 }
 
 impl Places {
-    /// Whether a doorbell is at this guest-physical address.
+    /// Returns whether a doorbell is at this guest-physical address.
     pub fn contain(&self, gpa: u64) -> bool {
         // Relaxed: two words of a statistic; the second does not change.
         let first = self.first.load(Ordering::Relaxed);
@@ -100,7 +100,7 @@ impl Places {
 }
 
 impl KvmDoorbells {
-    /// One for each of `queues` queues, `stride` bytes apart, nowhere yet.
+    /// Creates one for each of `queues` queues, `stride` bytes apart, nowhere yet.
     ///
     /// # Errors
     /// The host has no more descriptors.
@@ -132,17 +132,17 @@ impl KvmDoorbells {
         self.events.clone()
     }
 
-    /// Where doorbells for others are.
+    /// Returns the places of doorbells for others.
     pub fn places(&self) -> Option<Arc<Places>> {
         self.events.places.clone()
     }
 
-    /// The eventfds.
+    /// Returns the eventfds.
     pub fn eventfds(&self) -> &[EventFd] {
         &self.events.fds
     }
 
-    /// Those that are read here.
+    /// Returns those that are read here.
     fn ours(&self) -> &[EventFd] {
         match self.events.places {
             None => &self.events.fds,
@@ -177,7 +177,7 @@ impl IoEvents {
 }
 
 impl PlaceDoorbells for IoEvents {
-    /// Two grace periods of KVM's for each queue that moves.
+    /// Moves the doorbells. Costs two grace periods of KVM's for each queue that moves.
     fn place(&self, first: Option<u64>) {
         // A panic in between leaves an address that is at worst left a second time, which fails
         // without effect.
@@ -209,7 +209,7 @@ impl Doorbells for KvmDoorbells {
         self.ours().iter().map(AsRawFd::as_raw_fd).for_each(add);
     }
 
-    /// One system call a queue.
+    /// Drains the eventfds. Costs one system call a queue.
     fn drain(&mut self, ring: &mut dyn FnMut(u16)) {
         let mut rung = 0;
         for (fd, queue) in self.ours().iter().zip(0..) {

@@ -38,7 +38,7 @@ pub struct KvmLines {
 }
 
 impl KvmLines {
-    /// One line for each of `queues` queues, not connected.
+    /// Creates one line for each of `queues` queues, not connected.
     ///
     /// # Errors
     /// The host has no more descriptors.

@@ -24,7 +24,7 @@ struct RouteTable {
 }
 
 impl KvmRoutes {
-    /// Nothing routed.
+    /// Creates a table with nothing routed.
     pub fn new(vm: Arc<Vm>) -> Self {
         Self {
             vm,
@@ -35,7 +35,7 @@ impl KvmRoutes {
         }
     }
 
-    /// A GSI of its own, without a route. There are few devices, and KVM has 4096.
+    /// Allocates a GSI, without a route. There are few devices, and KVM has 4096.
     pub fn new_gsi(&self) -> u32 {
         let mut table = self.table();
         table.others.push(None);

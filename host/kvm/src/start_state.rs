@@ -23,7 +23,7 @@ const CODE: u8 = 0xb;
 const DATA: u8 = 0x3;
 const TSS_BUSY: u8 = 0xb;
 
-/// A flat segment, as cached by the processor.
+/// Returns a flat segment, as cached by the processor.
 fn segment(selector: u16, kind: u8, long: bool) -> kvm_segment {
     kvm_segment {
         base: 0,
@@ -130,7 +130,7 @@ mod tests {
 
     use super::*;
 
-    /// The descriptor of a segment, as the GDT holds it (Intel SDM volume 3 §3.4.5).
+    /// Returns the descriptor of a segment, as the GDT holds it (Intel SDM volume 3 §3.4.5).
     fn descriptor(segment: &kvm_segment) -> u64 {
         let limit = u64::from(segment.limit >> if segment.g == 1 { 12 } else { 0 });
         let base = segment.base;

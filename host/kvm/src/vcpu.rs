@@ -167,7 +167,7 @@ fn answer(exit: VcpuExit<'_>, machine: &Machine) -> Result<ExitCause, String> {
     })
 }
 
-/// The trouble and the registers, for the one message a user gets.
+/// Describes the trouble and the registers, for the one message a user gets.
 fn describe(vcpu: &mut VcpuFd, index: usize, trouble: &str) -> String {
     let mut text = format!("vCPU {index}: {trouble}");
     if trouble.contains("INTERNAL_ERROR") {

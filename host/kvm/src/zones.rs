@@ -74,7 +74,7 @@ impl ZonedRing {
         })
     }
 
-    /// The log of the writes to `zone`, which logs from now on.
+    /// Returns the log of the writes to `zone`, which logs from now on.
     ///
     /// # Errors
     /// KVM refuses, or the zone overlaps another.
@@ -161,8 +161,8 @@ impl ZoneEntries {
     }
 }
 
-/// Of up to eight bytes, little-endian, at this offset of a register page. A wrong entry is ignored
-/// by the unit.
+/// Returns the entry of up to eight bytes, little-endian, at this offset of a register page. A
+/// wrong entry is ignored by the unit.
 fn entry(offset: u64, bytes: &[u8]) -> LogEntry {
     let mut data = [0; 8];
     data[..bytes.len()].copy_from_slice(bytes);

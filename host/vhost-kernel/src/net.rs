@@ -82,7 +82,7 @@ pub struct VhostNet {
 }
 
 impl VhostNet {
-    /// A device over `tap`, which has one queue, in `ram`. The kernel makes a thread for it.
+    /// Opens a device over `tap`, which has one queue, in `ram`. The kernel makes a thread for it.
     ///
     /// # Errors
     /// See [`VhostNetError`].
@@ -127,12 +127,13 @@ impl VhostNet {
         })
     }
 
-    /// Largest packet of the interface, in bytes without the Ethernet header.
+    /// Returns the largest packet of the interface, in bytes without the Ethernet header.
     pub fn mtu(&self) -> u16 {
         self.tap.mtu()
     }
 
-    /// Where memory is mapped in this process, if `len` bytes from `gpa` on are in one region.
+    /// Returns the address at which memory is mapped in this process, if `len` bytes from `gpa` on
+    /// are in one region.
     fn user_addr(&self, gpa: Gpa, len: u64) -> Option<u64> {
         self.ram.regions().iter().find_map(|region| {
             let inside = gpa.raw().checked_sub(region.gpa.raw())?;
@@ -162,7 +163,7 @@ impl VhostNet {
     }
 }
 
-/// The offloads of a TAP interface.
+/// Returns the offloads of a TAP interface.
 fn offloads(has_uso: bool) -> Offloads {
     match has_uso {
         true => Offloads::ALL,
@@ -197,7 +198,7 @@ fn refused(what: &'static str) -> impl FnOnce(io::Error) -> ImportError {
     move |source| ImportError::Kernel { what, source }
 }
 
-/// Message of so many bytes from `first` on.
+/// Returns a message of so many bytes from `first` on.
 fn message(what: u8, range: IotlbRange, user_addr: u64, access: IotlbAccess) -> IotlbMsg {
     IotlbMsg {
         kind: IOTLB_MSG_V2,
@@ -297,7 +298,8 @@ impl KernelBackEnd for VhostNet {
             .map_err(refused("to forget entries of its IOTLB"))
     }
 
-    /// By an entry that allows nothing, which ends all questions about the address, and its end.
+    /// Refuses the address by an entry that allows nothing, which ends all questions about it, and
+    /// then ends that entry.
     fn refuse(&mut self, iova: u64) -> Result<(), ImportError> {
         let range = IotlbRange {
             first: iova,

@@ -11,17 +11,17 @@ pub struct Call<T> {
 }
 
 impl<T> Call<T> {
-    /// The kernel reads it.
+    /// Numbers a call whose argument the kernel reads.
     const fn write(number: u32) -> Self {
         Self::numbered(1, number)
     }
 
-    /// The kernel fills it in.
+    /// Numbers a call whose argument the kernel fills in.
     const fn read(number: u32) -> Self {
         Self::numbered(2, number)
     }
 
-    /// Both.
+    /// Numbers a call whose argument the kernel reads and fills in.
     const fn read_write(number: u32) -> Self {
         Self::numbered(3, number)
     }

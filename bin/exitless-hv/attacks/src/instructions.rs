@@ -153,7 +153,7 @@ fn written(run: &Run, register: u32, value: u64) {
     });
 }
 
-/// An instruction, again and again; how often it was refused.
+/// Repeats an instruction, and reports the number of times that it was refused.
 fn repeated(run: &Run, instruction: impl Fn()) {
     let refused = run.measured(|| {
         (0..TIMES).fold(0, |refused, _| {

@@ -139,7 +139,7 @@ pub fn attempt<F: FnMut()>(mut code: F) -> Result<(), u8> {
     }
 }
 
-/// Whether the handler of `vector` leaves it in service.
+/// Sets whether the handler of `vector` leaves it in service.
 pub fn keep(vector: u8, is_kept: bool) {
     KEPT[usize::from(vector)].store(is_kept, Relaxed);
 }
@@ -197,7 +197,7 @@ pub fn send_and_count(vector: u8, times: u32) -> u32 {
     })
 }
 
-/// All of them, from stubs.s.
+/// Handles all of them, from stubs.s.
 #[unsafe(no_mangle)]
 extern "C" fn attacks_interrupt(frame: &mut Frame) {
     let vector = frame.number as u8;
@@ -234,7 +234,8 @@ fn interrupt(vector: u8) {
     }
 }
 
-/// From the handler of [`OWN`]: the lower one must wait for its end, and the higher one must not.
+/// Nests interrupts in the handler of [`OWN`]: the lower one must wait for its end, and the higher
+/// one must not.
 fn nest() {
     send(LOW);
     send(HIGH);

@@ -129,7 +129,7 @@ impl Nvme {
         unsafe { pci::write(self.function, self.capability, others | switches) }
     }
 
-    /// Where its registers are.
+    /// Returns the address of its registers.
     pub fn place(&self) -> u64 {
         self.registers
     }

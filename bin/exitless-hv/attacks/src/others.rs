@@ -82,7 +82,7 @@ impl Second {
         Self::count(0)
     }
 
-    /// Non-maskable interrupts that it took.
+    /// Returns the number of non-maskable interrupts that it took.
     fn nmis(&self) -> u16 {
         Self::count(1)
     }

@@ -74,7 +74,7 @@ pub fn eoi() {
     unsafe { wrmsr(EOI, 0) }
 }
 
-/// Eight registers from `first` on, as they are.
+/// Returns eight registers from `first` on, as they are.
 #[must_use]
 pub fn words(first: u32) -> [u32; 8] {
     [0, 1, 2, 3, 4, 5, 6, 7].map(|index| read(first + index) as u32)

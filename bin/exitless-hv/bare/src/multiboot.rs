@@ -51,7 +51,7 @@ impl Information {
         peek32(u64::from(self.0 + offset))
     }
 
-    /// The image's own command line, the image's name first.
+    /// Returns the image's own command line, the image's name first.
     #[must_use]
     pub fn command_line(self) -> &'static str {
         if self.word(0) & HAS_COMMAND_LINE == 0 {
@@ -60,7 +60,7 @@ impl Information {
         text(self.word(16))
     }
 
-    /// The modules.
+    /// Returns the modules.
     pub fn modules(self) -> impl Iterator<Item = Module> {
         let is_there = self.word(0) & HAS_MODULES != 0;
         let count = if is_there {
@@ -79,7 +79,7 @@ impl Information {
         })
     }
 
-    /// The memory map.
+    /// Returns the memory map.
     pub fn memory(self) -> impl Iterator<Item = Range> {
         let is_there = self.word(0) & HAS_MEMORY_MAP != 0;
         let len = if is_there {

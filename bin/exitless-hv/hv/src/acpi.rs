@@ -46,7 +46,7 @@ const WINDOWS_MAX: usize = 4;
 const HEADER: u64 = 36;
 
 impl Tables {
-    /// Firmware's, hidden from the guest as far as they must be.
+    /// Reads firmware's tables, and hides them from the guest as far as they must be.
     ///
     /// # Safety
     /// The guest does not run yet; firmware's tables are what it says.

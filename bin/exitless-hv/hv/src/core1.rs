@@ -135,7 +135,7 @@ fn own() -> Option<&'static mut Own> {
     unsafe { (*own).as_mut() }
 }
 
-/// Its start.
+/// Starts this core.
 extern "C" fn core1_main() {
     let table = &raw mut TABLE;
     // SAFETY: only this core uses it, and only here.
@@ -153,7 +153,7 @@ extern "C" fn core1_main() {
     cores::came();
 }
 
-/// Its interrupts, and exceptions of its own: number, error code and instruction.
+/// Handles its interrupts, and exceptions of its own: number, error code and instruction.
 #[unsafe(no_mangle)]
 extern "C" fn core1_interrupt(vector: u64, code: u64, address: u64) {
     const TICK: u64 = eli::hosts::Source::Tick.vector() as u64;

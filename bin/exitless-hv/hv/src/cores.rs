@@ -70,7 +70,7 @@ pub unsafe fn start(id: u32, clock: Clock, main: extern "C" fn(), stack: *mut St
     has_come()
 }
 
-/// This core has come.
+/// Records that this core has come.
 pub fn came() {
     // Release: pairs with `start`'s Acquire.
     CAME.fetch_add(1, Ordering::Release);

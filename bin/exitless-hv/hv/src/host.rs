@@ -46,7 +46,7 @@ pub static HOST_SPURIOUS: AtomicU64 = AtomicU64::new(0);
 /// The most that one window can take: fifteen priority classes nest, and as many lines of 8259s.
 pub const WINDOW_MAX: usize = 32;
 
-/// An exception of the hypervisor's own.
+/// Handles an exception of the hypervisor's own.
 #[unsafe(no_mangle)]
 extern "C" fn host_fault(vector: u64, code: u64, address: u64) -> ! {
     say!("hv: fault {vector} in the hypervisor, code {code:#x}, at {address:#x}");
@@ -70,7 +70,7 @@ fn load(table: &mut Page, stubs: u64) {
     unsafe { core::arch::asm!("lidt [{}]", in(reg) &raw const pointer, options(nostack)) };
 }
 
-/// Those of this core, which is that of the guest's processor `index`.
+/// Loads those of this core, which is that of the guest's processor `index`.
 pub fn load_handlers(table: &mut Page, index: usize) {
     const GS_BASE: u32 = 0xc000_0101;
     // SAFETY: nothing else uses the segment: code of the compiler's has no use for it here.
@@ -78,7 +78,7 @@ pub fn load_handlers(table: &mut Page, index: usize) {
     load(table, &raw const host_stubs as u64);
 }
 
-/// Those of the core that watches.
+/// Loads those of the core that watches.
 pub fn load_handlers_core1(table: &mut Page) {
     load(table, &raw const core1_stubs as u64);
 }
@@ -116,7 +116,7 @@ pub fn area(index: usize) -> &'static Area {
 }
 
 impl Area {
-    /// Non-maskable interrupts that the core took so far.
+    /// Returns the number of non-maskable interrupts that the core took so far.
     pub fn nmis(&self) -> u64 {
         self.nmis.load(Ordering::Relaxed)
     }
@@ -128,7 +128,8 @@ impl Area {
         self.noted(taken, || unsafe { host_window() })
     }
 
-    /// Likewise, and waits for one if none is pending. Returns for a non-maskable one, too.
+    /// Takes interrupts likewise, and waits for one if none is pending. Returns for a non-maskable
+    /// one, too.
     pub fn idle<'a>(&self, taken: &'a mut [Taken; WINDOW_MAX]) -> (&'a [Taken], VectorSet) {
         // SAFETY: as in `window`.
         self.noted(taken, || unsafe { host_idle() })
@@ -165,7 +166,7 @@ impl Area {
     }
 }
 
-/// A model-specific register that the processor may not have.
+/// Reads a model-specific register that the processor may not have.
 pub fn read_register(register: u32) -> Option<u64> {
     let mut is_there = 0;
     // SAFETY: where there is none the handler of #GP goes on behind the instruction (`run.s`).

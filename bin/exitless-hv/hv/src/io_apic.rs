@@ -37,7 +37,7 @@ pub struct IoApic {
 }
 
 impl IoApic {
-    /// That of this page, with every pin masked.
+    /// Takes the chip at this page, with every pin masked.
     ///
     /// # Safety
     /// One is there (ACPI says so).
@@ -51,7 +51,7 @@ impl IoApic {
         chip
     }
 
-    /// Entries as the guest wrote them, by their pins.
+    /// Returns the entries as the guest wrote them, by their pins.
     pub fn entries(&self) -> &[u64; PINS as usize] {
         &self.entries
     }
@@ -72,7 +72,7 @@ impl IoApic {
         }
     }
 
-    /// The pin of an entry that is selected, and which half of it.
+    /// Returns the pin of an entry that is selected, and which half of it.
     fn selected(&self) -> Option<(u32, u32)> {
         let at = self.select.checked_sub(FIRST_ENTRY)?;
         (at < 2 * PINS).then_some((at / 2, at % 2 * 32))

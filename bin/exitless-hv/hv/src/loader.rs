@@ -126,7 +126,7 @@ pub unsafe fn load(guest: &Guest, kernel: Module, initrd: Option<Module>) -> Res
     })
 }
 
-/// Where a multiboot header with addresses is: in the first 8 KiB, at a multiple of 4.
+/// Returns the offset of a multiboot header with addresses: in the first 8 KiB, at a multiple of 4.
 fn multiboot_header(file: &[u8]) -> Option<usize> {
     let word = |at: usize| -> Option<u32> {
         Some(u32::from_le_bytes(file.get(at..at + 4)?.try_into().ok()?))

@@ -114,7 +114,7 @@ impl core::fmt::Display for Missing {
     }
 }
 
-/// The start, in 64-bit mode.
+/// Starts the program, in 64-bit mode.
 #[unsafe(no_mangle)]
 extern "C" fn bare_main(magic: u32, information: u32) -> ! {
     if magic != MAGIC {
@@ -174,7 +174,7 @@ extern "C" fn bare_main(magic: u32, information: u32) -> ! {
     processor.run()
 }
 
-/// Pages of the guest's processor `index`.
+/// Returns the pages of the guest's processor `index`.
 fn pages_of(index: usize) -> &'static mut Pages {
     let pages = &raw mut PAGES;
     // SAFETY: once for each number, by its core.
@@ -199,7 +199,7 @@ fn start_others(machine: &Machine) {
     }
 }
 
-/// The start of a core that has another of the guest's processors.
+/// Starts a core that has another of the guest's processors.
 extern "C" fn other_main() {
     let index = STARTING.load(Ordering::Relaxed);
     let pages = pages_of(index);
@@ -222,7 +222,7 @@ extern "C" fn other_main() {
     processor.run()
 }
 
-/// The guest's machine, and how the guest begins.
+/// Sets up the guest's machine. Returns it, and the state in which the guest begins.
 fn set_up(
     tables: &Tables,
     options: Options,
@@ -260,7 +260,8 @@ fn set_up(
     (machine, start)
 }
 
-/// The block function, if there is to be one: its disk, and how it completes.
+/// Adds the block function, if there is to be one. Returns its disk, and the way in which it
+/// completes.
 fn add_block(
     machine: &mut Machine,
     tables: &Tables,

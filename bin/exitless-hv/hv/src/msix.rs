@@ -57,13 +57,13 @@ pub const MASKED: u32 = 1;
 /// An entry that sends nothing.
 pub const NONE: Entry = [0, 0, 0, MASKED];
 
-/// The entry that sends a message.
+/// Returns the entry that sends a message.
 pub fn entry(message: Message) -> Entry {
     let Message { address, data } = message;
     [address as u32, (address >> 32) as u32, data, 0]
 }
 
-/// The message of an entry.
+/// Returns the message of an entry.
 pub fn message(entry: Entry) -> Message {
     Message {
         address: u64::from(entry[1]) << 32 | u64::from(entry[0]),
@@ -109,7 +109,7 @@ impl Msix {
         self.entries
     }
 
-    /// The guest's view of an entry, in its copy of the page. It may write there meanwhile.
+    /// Returns the guest's view of an entry, in its copy of the page. It may write there meanwhile.
     pub fn entry(&self, copy: &Page, index: usize) -> Entry {
         [0, 4, 8, 12].map(|word| {
             let at = self.offset + index * 16 + word;
@@ -119,7 +119,7 @@ impl Msix {
         })
     }
 
-    /// The guest's view, as the device has it now.
+    /// Copies the guest's view, as the device has it now.
     pub fn copy(&self, copy: &mut Page) {
         for (word, slot) in copy.0.as_chunks_mut::<4>().0.iter_mut().enumerate() {
             // SAFETY: the page has the table, and reading it changes nothing.

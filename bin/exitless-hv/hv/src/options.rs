@@ -45,7 +45,7 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// Its name.
+    /// Returns its name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Baseline => "baseline",
@@ -57,7 +57,7 @@ impl Mode {
         }
     }
 
-    /// For the mode machine.
+    /// Returns the mode for the mode machine.
     pub const fn ways(self) -> Ways {
         Ways {
             delivery: !matches!(self, Self::Baseline | Self::Poll),
@@ -65,12 +65,12 @@ impl Mode {
         }
     }
 
-    /// Whether the timer of the local APIC is the guest's own.
+    /// Returns whether the timer of the local APIC is the guest's own.
     pub const fn assigns_timer(self) -> bool {
         matches!(self, Self::EliTimer | Self::Elvis)
     }
 
-    /// How the I/O core completes, if there is one.
+    /// Returns the way in which the I/O core completes, if there is one.
     pub const fn completion(self) -> Option<Completion> {
         match self {
             Self::Elvis => Some(Completion::Direct),
@@ -101,7 +101,7 @@ pub enum Critical {
 }
 
 impl Critical {
-    /// Its name.
+    /// Returns its name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Limit => "limit",
@@ -139,7 +139,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// From the words behind the image's name.
+    /// Parses the words behind the image's name.
     ///
     /// # Errors
     /// The word that is not understood.

@@ -15,8 +15,8 @@ pub const CONFIG_ADDRESS: u16 = 0xcf8;
 /// There: the first byte of the data.
 pub const CONFIG_DATA: u16 = 0xcfc;
 
-/// Whether a port is one of configuration space. The reset register among them, of one byte, is
-/// not.
+/// Returns whether a port is one of configuration space. The reset register among them, of one
+/// byte, is not.
 pub const fn is_config(number: u16) -> bool {
     matches!(number, CONFIG_ADDRESS | CONFIG_DATA..=0xcff)
 }
@@ -33,7 +33,8 @@ pub fn start_timer() {
     }
 }
 
-/// Whether accesses to a port exit whatever the list says: they are the hypervisor's, or an 8259's.
+/// Returns whether accesses to a port exit whatever the list says: they are the hypervisor's, or an
+/// 8259's.
 pub fn exits_always(number: u16) -> bool {
     is_own(number) || PICS.contains(&number)
 }

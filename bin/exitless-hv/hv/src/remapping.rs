@@ -127,7 +127,7 @@ pub struct Fault {
 }
 
 impl Fault {
-    /// Of an interrupt, not of an access to memory.
+    /// Returns whether it is of an interrupt, not of an access to memory.
     pub fn is_interrupt(&self) -> bool {
         self.reason.0 >= FaultReason::MESSAGE_RESERVED.0
     }

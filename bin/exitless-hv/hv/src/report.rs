@@ -165,7 +165,7 @@ impl Counts {
         self.others[count as usize] += by;
     }
 
-    /// These and `others`.
+    /// Returns the sum of these and `others`.
     pub fn plus(mut self, others: &Self) -> Self {
         let counts = self.exits.iter_mut().flatten().chain(&mut self.others);
         let added = others.exits.iter().flatten().chain(&others.others);
@@ -187,7 +187,7 @@ impl Counts {
         since
     }
 
-    /// As keys of a JSON object, with a comma behind each.
+    /// Writes them as keys of a JSON object, with a comma behind each.
     pub fn keys(&self, out: &mut impl fmt::Write) -> fmt::Result {
         write!(out, "\"exits\":{},", self.sum())?;
         for (count, name) in COUNTS {
@@ -231,7 +231,7 @@ pub const TOTALS: [Total; 9] = [
 ];
 
 impl Counters {
-    /// Nothing, without a clock.
+    /// Creates counters without a clock.
     pub const fn new() -> Self {
         Self {
             clock: None,
@@ -241,7 +241,7 @@ impl Counters {
         }
     }
 
-    /// Has a clock from now on, by which gaps between the host's ticks are measured.
+    /// Sets the clock from now on, by which gaps between the host's ticks are measured.
     pub fn set_clock(&mut self, clock: Clock) {
         self.clock = Some(clock);
     }
@@ -280,7 +280,7 @@ impl Counters {
         }
     }
 
-    /// One of these: its place in [`TOTALS`].
+    /// Returns one of these: its place in [`TOTALS`].
     pub fn total(&self, index: usize) -> u64 {
         Self::value(&self.totals[index])
     }

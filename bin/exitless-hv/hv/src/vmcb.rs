@@ -159,9 +159,9 @@ pub struct Vmcb(pub Page);
 
 /// A type of a field.
 pub trait Word: Copy {
-    /// From the block.
+    /// Loads it from the block.
     fn load(bytes: &[u8], offset: usize) -> Self;
-    /// To it.
+    /// Stores it to the block.
     fn store(self, bytes: &mut [u8], offset: usize);
 }
 
@@ -182,7 +182,7 @@ macro_rules! word {
 word!(u8 u16 u32 u64);
 
 impl Vmcb {
-    /// A field.
+    /// Returns a field.
     pub fn get<T: Word>(&self, field: Field<T>) -> T {
         T::load(&self.0.0, field.0)
     }
@@ -208,8 +208,8 @@ impl Vmcb {
         self.set::<u64>(at(offset + 8), 0);
     }
 
-    /// The state in which a boot loader of the 32-bit protocol enters a kernel: flat segments, no
-    /// paging.
+    /// Sets the state in which a boot loader of the 32-bit protocol enters a kernel: flat segments,
+    /// no paging.
     pub fn protected_mode(&mut self, entry: u64) {
         const DATA: u16 = 0xc93;
         const CODE: u16 = 0xc9b;
@@ -231,7 +231,7 @@ impl Vmcb {
         self.set(PAT, 0x0007_0406_0007_0406);
     }
 
-    /// The state in which a processor begins behind a start-up at this page: real mode.
+    /// Sets the state in which a processor begins behind a start-up at this page: real mode.
     pub fn real_mode(&mut self, page: u8) {
         const DATA: u16 = 0x93;
         const CODE: u16 = 0x9b;
@@ -265,24 +265,24 @@ impl Vmcb {
         self.set(EVENT, 0);
     }
 
-    /// The TLB is flushed at the next entry.
+    /// Has the TLB flushed at the next entry.
     pub fn flush(&mut self) {
         self.set(TLB, 1);
     }
 
-    /// Behind an instruction of `len` bytes.
+    /// Moves behind an instruction of `len` bytes.
     pub fn skip(&mut self, len: u64) {
         let next = self.get(RIP).wrapping_add(len);
         self.set(RIP, next);
         self.set(SHADOW, 0);
     }
 
-    /// Whether the next entry begins with an event.
+    /// Returns whether the next entry begins with an event.
     pub fn has_event(&self) -> bool {
         self.get(EVENT) >> 31 & 1 != 0
     }
 
-    /// Whether the guest takes interrupts.
+    /// Returns whether the guest takes interrupts.
     pub fn interrupts(&self) -> bool {
         self.get(RFLAGS) & FLAG_INTERRUPTS != 0
     }

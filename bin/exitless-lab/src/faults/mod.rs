@@ -56,7 +56,7 @@ pub struct Faulty {
 }
 
 impl Faulty {
-    /// With these faults.
+    /// Creates it with these faults.
     pub fn new(faults: Faults) -> Self {
         Self {
             faults,

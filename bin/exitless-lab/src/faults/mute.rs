@@ -77,7 +77,7 @@ pub struct Muting<F> {
 }
 
 impl<F> Muting<F> {
-    /// `inner`, which is silent for a time.
+    /// Wraps `inner`, which is silent for a time.
     pub fn new(inner: F, silence: Silence) -> Self {
         Self {
             inner,
@@ -87,7 +87,7 @@ impl<F> Muting<F> {
 }
 
 impl<F> Muting<F> {
-    /// `inner`, which never is.
+    /// Wraps `inner`, which never is.
     pub fn never(inner: F) -> Self {
         Self {
             inner,

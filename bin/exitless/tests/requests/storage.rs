@@ -51,8 +51,8 @@ impl Storage {
         }
     }
 
-    /// Whether fallocate with these flags punches holes in a file here; a device below a loop
-    /// device is not looked at.
+    /// Returns whether fallocate with these flags punches holes in a file here; a device below a
+    /// loop device is not looked at.
     pub fn punches(self) -> bool {
         matches!(
             self,

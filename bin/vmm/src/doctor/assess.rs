@@ -84,7 +84,7 @@ fn has_vmx_or_svm(facts: &Facts) -> bool {
         .any(|flag| facts.cpu_flags.contains(*flag))
 }
 
-/// A /dev/kvm that is not the processor's own virtualization.
+/// Returns whether /dev/kvm is not the processor's own virtualization.
 fn is_software_kvm(facts: &Facts) -> bool {
     matches!(facts.kvm, Kvm::Usable { .. }) && !has_vmx_or_svm(facts)
 }
@@ -233,7 +233,8 @@ fn posted_interrupts(facts: &Facts) -> Finding {
     }
 }
 
-/// Of an assigned device: the processor's own way, or `exitless-hv`'s.
+/// Returns the finding about interrupts of an assigned device: the processor's own way, or
+/// `exitless-hv`'s.
 fn exitless_interrupts(facts: &Facts) -> Finding {
     let has_svm = facts.cpu_flags.contains("svm");
     let (state, value) = match facts.posted_interrupts {

@@ -40,7 +40,7 @@ pub const STATUS_PANICKED: u8 = 6;
 /// The machine could not be started again.
 pub const STATUS_NOT_RESTARTED: u8 = 7;
 
-/// Ended in order by this signal.
+/// Returns the status of an end in order by this signal.
 pub fn status_of_signal(signal: i32) -> u8 {
     128u8.wrapping_add(signal as u8)
 }

@@ -90,13 +90,13 @@ fn pending() -> Option<i32> {
 /// The next signal that ends does so at once, be it the first.
 static ENDS_AT_ONCE: AtomicBool = AtomicBool::new(false);
 
-/// From now on the first signal that ends does so at once. SeqCst, as everything here: once in a
+/// Has the first signal that ends do so at once, from now on. SeqCst, as everything here: once in a
 /// process's life.
 pub fn next_ends_at_once() {
     ENDS_AT_ONCE.store(true, Ordering::SeqCst);
 }
 
-/// A descriptor that becomes readable when one of the set is pending.
+/// Returns a descriptor that becomes readable when one of the set is pending.
 fn signalfd(set: &libc::sigset_t) -> io::Result<OwnedFd> {
     // SAFETY: a valid set; -1 asks for a new descriptor.
     let fd = unsafe { libc::signalfd(-1, set, libc::SFD_CLOEXEC) };
@@ -107,7 +107,7 @@ fn signalfd(set: &libc::sigset_t) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Whether the host has descriptors for signals.
+/// Checks that the host has descriptors for signals.
 ///
 /// # Errors
 /// Its answer.
@@ -199,7 +199,7 @@ impl Signals {
         Ok(Listener { stop, thread })
     }
 
-    /// The next signal, unless the end of listening or the deadline comes first.
+    /// Returns the next signal, unless the end of listening or the deadline comes first.
     fn wait(&self, stop: &EventFd, deadline: Option<Instant>) -> Heard {
         let timeout = deadline.map_or(-1, |deadline| {
             let left = deadline.saturating_duration_since(Instant::now());

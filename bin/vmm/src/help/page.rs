@@ -41,7 +41,7 @@ pub enum Block {
     Verbatim(Vec<String>),
 }
 
-/// Whether a line is to be kept as it is.
+/// Returns whether a line is to be kept as it is.
 pub fn is_verbatim(line: &str) -> bool {
     line.starts_with("    ") && !line.trim().is_empty()
 }

@@ -75,7 +75,7 @@ impl Host {
 /// How the host's swap space is kept from a guest.
 pub const NO_HOST_SWAP: &str = "swapoff -a, or start it by systemd-run --scope -p MemorySwapMax=0";
 
-/// The word in brackets: `always [never]` → `never`.
+/// Returns the word in brackets: `always [never]` → `never`.
 pub fn chosen(text: &str) -> &str {
     let inside = text
         .split_once('[')
@@ -89,7 +89,7 @@ pub mod testing {
     use super::*;
     use uffd::probe::PagemapScan;
 
-    /// One that has everything.
+    /// Returns a host that has everything.
     pub fn complete() -> Host {
         Host {
             kernel: Facts {
@@ -105,7 +105,7 @@ pub mod testing {
         }
     }
 
-    /// Something that is lacking.
+    /// Returns something that is lacking.
     pub fn lack(what: &str, remedy: &'static str) -> Lack {
         Lack {
             what: what.into(),

@@ -473,7 +473,7 @@ pub enum IdleArg {
 }
 
 impl IdleArg {
-    /// As the runtime knows it.
+    /// Returns the policy as the runtime knows it.
     pub fn policy(self) -> IdlePolicy {
         match self {
             Self::Poll => IdlePolicy::Poll,

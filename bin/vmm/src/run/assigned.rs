@@ -89,7 +89,7 @@ impl PlaceMemory for DeviceMemory {
 }
 
 impl Devices {
-    /// Numbers of functions, and addresses on the host.
+    /// Returns the numbers of functions, and addresses on the host.
     pub fn addresses(&self) -> Vec<(usize, String)> {
         let numbers = self.numbers.iter();
         numbers
@@ -164,7 +164,8 @@ fn open(address: &str, restarts: u64) -> Result<Opened> {
     }
 }
 
-/// Two devices of a group are in one container, and a guest may attach them to two domains.
+/// Refuses two devices of one group: they are in one container, and a guest may attach them to two
+/// domains.
 fn one_of_each_group(devices: &[(DeviceConfig, Opened)]) -> Result<()> {
     for (at, (config, opened)) in devices.iter().enumerate() {
         let others = &devices[..at];
@@ -235,7 +236,7 @@ fn say_what_is_missing(opened: &Opened) {
     }
 }
 
-/// Its BARs as memory slots, as far as they can be.
+/// Returns its BARs as memory slots, as far as they can be.
 fn bar_memory(opened: &Opened, parts: &Parts<'_>) -> Result<BarMemory> {
     let pieces = opened.slots().map(|(bar, bytes, offset)| {
         let len = bytes.end - bytes.start;

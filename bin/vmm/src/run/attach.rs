@@ -45,7 +45,7 @@ pub struct Parts<'a> {
 }
 
 impl Parts<'_> {
-    /// The machine's one reader of KVM's log of register writes.
+    /// Returns the machine's one reader of KVM's log of register writes.
     ///
     /// # Errors
     /// The kernel has none.
@@ -83,14 +83,14 @@ pub struct Ejectable {
 
 /// Sidecores and whatever else runs beside the vCPUs.
 pub trait Running {
-    /// Memory has been loaded, and the first vCPU is about to run.
+    /// Called when memory has been loaded and the first vCPU is about to run.
     ///
     /// # Errors
     /// Nothing has been started.
     fn begin(&mut self) -> anyhow::Result<()>;
 
-    /// The machine has ended: no vCPU waits for a device from now on, and the devices begin to
-    /// stop. Does not wait.
+    /// Called when the machine has ended: no vCPU waits for a device from now on, and the devices
+    /// begin to stop. Does not wait.
     fn end(&mut self);
 
     /// After [`end`](Self::end): waits for what is in flight, and says so if that takes long; stops

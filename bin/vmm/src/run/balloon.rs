@@ -83,8 +83,8 @@ impl Limits {
 }
 
 impl Limits {
-    /// A guest that is asked for `target` pages, has given `actual`, and says that so many bytes
-    /// are available.
+    /// Returns a guest that is asked for `target` pages, has given `actual`, and says that so many
+    /// bytes are available.
     fn guest(self, target: u32, actual: u32, available: Option<u64>) -> GuestMemory {
         let pages = |bytes: u64| u32::try_from(bytes / PAGE_SIZE).unwrap_or(u32::MAX);
         GuestMemory {
@@ -142,7 +142,7 @@ impl BalloonSpec {
         }))
     }
 
-    /// The device of a guest with this memory, whose pages go to `io`.
+    /// Returns the device of a guest with this memory, whose pages go to `io`.
     pub fn device(&self, ram: &GuestRam, io: Box<dyn BalloonIo>) -> Result<Balloon> {
         let regions: Vec<_> = ram.regions().iter().map(|r| (r.gpa, r.len)).collect();
         let config = BalloonConfig {
@@ -248,7 +248,7 @@ pub struct Said {
 }
 
 impl Watched {
-    /// Function number `number`.
+    /// Names function number `number`.
     pub fn new(number: usize) -> Self {
         Self {
             number,
@@ -256,7 +256,7 @@ impl Watched {
         }
     }
 
-    /// The balloon, on its owner's thread.
+    /// Returns the balloon, on its owner's thread.
     pub fn balloon<'a, F: Functions, M: PhysMem>(
         &self,
         owner: &'a mut Owner<F, M>,
@@ -321,7 +321,7 @@ impl<F: Functions, M: PhysMem + Send + 'static> Door<F, M> {
     }
 }
 
-/// The balloon that is function `number` of `owner`.
+/// Returns the balloon that is function `number` of `owner`.
 fn balloon_of<F: Functions, M: PhysMem>(
     owner: &mut Owner<F, M>,
     number: usize,

@@ -51,14 +51,14 @@ pub struct PinPlan {
 }
 
 impl PinPlan {
-    /// Host CPU of a sidecore.
+    /// Returns the host CPU of a sidecore.
     pub fn sidecore(&self, index: usize) -> Option<usize> {
         self.cpus[..self.sidecores.min(self.cpus.len())]
             .get(index)
             .copied()
     }
 
-    /// Host CPU of a vCPU.
+    /// Returns the host CPU of a vCPU.
     pub fn vcpu(&self, index: usize) -> Option<usize> {
         self.cpus.get(self.sidecores + index).copied()
     }
@@ -310,12 +310,12 @@ impl Remapping {
         })
     }
 
-    /// Whether there is something.
+    /// Returns whether there is something.
     pub fn is_there(self) -> bool {
         self != Self::None
     }
 
-    /// How the guest reaches the registers of VT-d units, if it has those.
+    /// Returns the way in which the guest reaches the registers of VT-d units, if it has those.
     pub fn vtd(self) -> Option<IommuMode> {
         match self {
             Self::Vtd(mode) => Some(mode),
@@ -323,7 +323,7 @@ impl Remapping {
         }
     }
 
-    /// Its name in reports.
+    /// Returns its name in reports.
     pub fn name(self) -> &'static str {
         match self {
             Self::None => "none",
@@ -354,7 +354,7 @@ fn check_paravirtual(args: &RunArgs, disks: &[Disk], nets: &[NetConfig]) -> anyh
     }
 }
 
-/// The options by which other processes serve devices.
+/// Returns the options by which other processes serve devices.
 fn remote_options<'a>(
     disks: &'a [Disk],
     nets: &'a [NetConfig],
@@ -498,7 +498,7 @@ fn try_cpu(cpu: usize) -> io::Result<()> {
         .unwrap_or_else(|_| Err(io::ErrorKind::Other.into()))
 }
 
-/// Whether the console's file could be had; it is neither made nor emptied.
+/// Checks that the console's file can be had; it is neither made nor emptied.
 fn try_console(text: &str) -> anyhow::Result<ConsoleConfig> {
     let path = Path::new(text);
     match text {
@@ -512,8 +512,8 @@ fn try_console(text: &str) -> anyhow::Result<ConsoleConfig> {
     Ok(ConsoleConfig::None)
 }
 
-/// The console's output starts a new file, and goes on in it when the machine has been started
-/// again.
+/// Opens the console. Its output starts a new file, and goes on in it when the machine has been
+/// started again.
 fn console(text: &str, goes_on: bool) -> anyhow::Result<ConsoleConfig> {
     match text {
         "stdio" => Ok(ConsoleConfig::Stdio),

@@ -258,7 +258,7 @@ fn add_disks<F: Functions, M: Memory<F>>(
     Ok((names, forwarded))
 }
 
-/// Whether another process serves a device behind the emulated IOMMU.
+/// Returns whether another process serves a device behind the emulated IOMMU.
 fn has_remote_behind_iommu(config: &Config) -> bool {
     let is_remote = |disk: &Disk| matches!(disk, Disk::Remote(_));
     let has_remote =
@@ -342,8 +342,8 @@ where
         .context("starting the sidecore")
 }
 
-/// A sidecore that stops answering ends the machine before its guest spins into a panic (10 s in
-/// Linux).
+/// Starts the sidecore's monitor. A sidecore that stops answering ends the machine before its guest
+/// spins into a panic (10 s in Linux).
 fn monitor<F: Functions, M: PhysMem + Send>(
     core: &Sidecore<Owner<F, M>>,
     control: &Arc<Control>,

@@ -184,7 +184,7 @@ impl DiskConfig {
             .map_err(|error| image_lock::explain(error, &self.path))
     }
 
-    /// Device and inode: what tells whether two disks are one file.
+    /// Returns device and inode, which tell whether two disks are one file.
     pub fn identity(&self) -> io::Result<(u64, u64)> {
         let meta = self.file.metadata()?;
         if meta.file_type().is_block_device() {

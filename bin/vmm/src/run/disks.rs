@@ -100,7 +100,7 @@ fn check_remote(disk: &RemoteDiskConfig, before: &[Disk]) -> anyhow::Result<()> 
     Ok(())
 }
 
-/// Of each disk, whether it is in a file that this process reads and writes.
+/// Returns for each disk whether it is in a file that this process reads and writes.
 pub fn in_files(disks: &[Disk]) -> Vec<bool> {
     let is_in_file = |disk: &Disk| matches!(disk, Disk::File(file) if file.worker.is_none());
     disks.iter().map(is_in_file).collect()

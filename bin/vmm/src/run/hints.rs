@@ -61,7 +61,7 @@ impl HintsConfig {
         Ok(config)
     }
 
-    /// The windows of this memory that may be populated, if any are to be.
+    /// Returns the windows of this memory that may be populated, if any are to be.
     pub fn windows(&self, ram: &GuestRam) -> Option<Arc<Windows>> {
         let regions = ram.regions().iter();
         let pieces = regions.map(|region| (region.gpa, region.len));

@@ -30,7 +30,7 @@ pub struct Holes {
 }
 
 impl Holes {
-    /// Of this memory, of which assigned devices reach some.
+    /// Creates the handler of this memory, of which assigned devices reach some.
     pub fn new(ram: GuestRam, reach: Reach) -> Self {
         Self {
             ram,
@@ -40,7 +40,7 @@ impl Holes {
         }
     }
 
-    /// The same, of memory of which these windows are populated ahead.
+    /// Returns the same, of memory of which these windows are populated ahead.
     pub fn beside(self, windows: Option<Arc<Windows>>) -> Self {
         Self { windows, ..self }
     }
@@ -73,7 +73,7 @@ impl Holes {
         }
     }
 
-    /// Pages of a range of which devices reach some, one by one.
+    /// Discards pages of a range of which devices reach some, one by one.
     #[cold]
     fn discard_some(&mut self, range: &PageRange) {
         for page in 0..range.pages {
@@ -87,7 +87,7 @@ impl Holes {
     }
 }
 
-/// A range, cut where windows begin.
+/// Returns a range, cut where windows begin.
 fn in_windows(range: &PageRange) -> impl Iterator<Item = PageRange> + use<> {
     let mut left = *range;
     std::iter::from_fn(move || {
@@ -107,7 +107,7 @@ impl BalloonIo for Holes {
         Ok(())
     }
 
-    /// They come back by being reached.
+    /// Does nothing: pages come back at the next access.
     fn deflated(&mut self, _pages: &[PageRange]) {}
 
     fn reported(&mut self, pages: &[PageRange]) -> Result<(), Ticket> {
@@ -126,7 +126,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// Two regions, with a hole between them.
+    /// Returns two regions, with a hole between them.
     fn ram() -> GuestRam {
         let regions = [(Gpa::new(0), 2 * MIB), (Gpa::new(4 * MIB), 2 * MIB)];
         GuestRam::with_pages(&regions, guest_mem::HugePages::Never).expect("memory")

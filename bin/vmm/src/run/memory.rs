@@ -26,7 +26,7 @@ pub trait Memory<F> {
     /// Memory as the owner reaches it.
     type Ram: PhysMem + Send + 'static;
 
-    /// A handle for the owner.
+    /// Returns a handle for the owner.
     fn ram(&self) -> Self::Ram;
 
     /// Wraps a disk's file, where the memory has to follow the disk's I/O.
@@ -85,7 +85,7 @@ pub struct Plain {
 }
 
 impl Plain {
-    /// This memory, of a machine with these hints.
+    /// Takes this memory, of a machine with these hints.
     pub fn new(ram: GuestRam, hints: HintsConfig) -> Self {
         Self {
             windows: hints.windows(&ram),

@@ -117,7 +117,7 @@ impl NetConfig {
         })
     }
 
-    /// Whether another process serves it, or the host's kernel; then the option that says so.
+    /// Returns the option that says so, if another process serves it, or the host's kernel.
     pub fn remote(&self) -> Option<String> {
         match &self.backend {
             NetBackend::Socket { socket, .. } => Some(format!("--net socket={}", socket.display())),
@@ -126,7 +126,8 @@ impl NetConfig {
         }
     }
 
-    /// The device that another process serves, or the host's kernel, or itself if none does.
+    /// Returns the device that another process serves, or the host's kernel, or itself if neither
+    /// does.
     ///
     /// # Errors
     /// It is served here.
@@ -234,7 +235,7 @@ impl Given<'_> {
         Ok(named)
     }
 
-    /// Its capture, whose file can be made.
+    /// Returns its capture, whose file can be made.
     fn capture(&self) -> anyhow::Result<Option<CaptureConfig>> {
         let mut capture = self.spec.capture().context("--net")?;
         if let Some(capture) = &mut capture {
@@ -295,7 +296,7 @@ impl Given<'_> {
         })
     }
 
-    /// Name of the device in the log.
+    /// Returns the name of the device in the log.
     fn id(&self, index: usize) -> anyhow::Result<String> {
         match self.spec.id.as_deref() {
             Some("") => bail!("--net: id is empty"),

@@ -52,7 +52,7 @@ pub struct Plugged {
 }
 
 impl<'a, F: Functions, M: PhysMem> Plugs<'a, F, M> {
-    /// Under the unit of this number, if nothing else is said.
+    /// Creates an empty list, under the unit of this number unless another is named.
     pub fn new(owner: &'a mut Owner<F, M>, unit: usize) -> Self {
         Self {
             owner,

@@ -55,7 +55,7 @@ pub struct RemoteConfig {
 }
 
 impl RemoteConfig {
-    /// The option that asked for it.
+    /// Returns the option that asked for it.
     pub fn option(&self) -> String {
         match &self.server {
             Server::Socket { socket, class } => {

@@ -37,7 +37,7 @@ pub struct UnitOptions {
 }
 
 impl UnitOptions {
-    /// Of a machine's configuration.
+    /// Takes those of a machine's configuration.
     pub fn of(config: &Config) -> Self {
         Self {
             remapping: config.iommu,
@@ -56,7 +56,7 @@ impl UnitOptions {
     }
 }
 
-/// The unit of all functions, in the mode asked for; a paravirtual one takes `hints`.
+/// Makes the unit of all functions, in the mode asked for; a paravirtual one takes `hints`.
 ///
 /// # Errors
 /// Names what the host lacks or refuses.
@@ -83,7 +83,7 @@ pub fn iommu(options: &UnitOptions, hints: Hints, parts: &Parts<'_>) -> Result<U
     Ok(units)
 }
 
-/// A unit made with `config`, its registers at `at`, in a memory slot where the mode has one.
+/// Makes a unit with `config`, its registers at `at`, in a memory slot where the mode has one.
 ///
 /// # Errors
 /// Names what the host lacks or refuses.
@@ -151,7 +151,7 @@ pub fn describe_endpoints<F: Functions, M: PhysMem>(
     table
 }
 
-/// Where the register pages of all units are.
+/// Returns the range of the register pages of all units.
 pub fn register_pages(assigned: Option<&Assigned>) -> Range<u64> {
     let last = match assigned {
         None => layout::VTD,
@@ -160,7 +160,7 @@ pub fn register_pages(assigned: Option<&Assigned>) -> Range<u64> {
     layout::VTD..last + layout::VTD_SIZE
 }
 
-/// The table that tells the guest of the units.
+/// Returns the table that describes the units to the guest.
 pub fn dmar_table(assigned: Option<&Assigned>) -> Vec<u8> {
     let mut config = dmar::DmarConfig::single_unit(HOST_ADDRESS_WIDTH, layout::VTD);
     if let Some(Assigned { functions, .. }) = assigned {

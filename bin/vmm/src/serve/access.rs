@@ -129,7 +129,7 @@ fn permissions(text: &str) -> Result<u32> {
     Ok(mode)
 }
 
-/// The number of the group that is named so, or has that number.
+/// Returns the number of the group that is named so, or has that number.
 fn number_of(name: &str) -> Result<u32> {
     let named = Group::from_name(name).with_context(|| format!("group {name:?}"))?;
     if let Some(group) = named {
@@ -156,7 +156,7 @@ mod tests {
         fs::symlink_metadata(path).unwrap().mode() & 0o7777
     }
 
-    /// A group that this process may give files to.
+    /// Returns a group that this process may give files to.
     fn some_group() -> u32 {
         match rustix::process::geteuid().is_root() {
             true => 12_345,

@@ -266,7 +266,7 @@ impl Config {
         format!("{devices} on {}", counted(self.cores.count, "core"))
     }
 
-    /// Switch, name and port of every device that is on one.
+    /// Returns switch, name and port of every device that is on one.
     pub fn switched(&self) -> impl Iterator<Item = (&str, &str, &PortConfig)> {
         self.nets.iter().filter_map(|net| match &net.behind {
             Behind::Switch(switch, port) => Some((&**switch, &*net.id, port)),
@@ -274,7 +274,7 @@ impl Config {
         })
     }
 
-    /// Name, socket and access of every device, disks first.
+    /// Returns name, socket and access of every device, disks first.
     pub fn sockets(&self) -> impl Iterator<Item = (&str, &Path, Access)> {
         let blocks = self.blocks.iter();
         let blocks = blocks.map(|block| (&*block.id, &*block.socket, block.access));
@@ -385,7 +385,7 @@ fn cores(args: &ServeArgs, spec: &CoresSpec) -> Result<Cores> {
     })
 }
 
-/// `poll`, `sleep`, `spin:US`, `adaptive`, `adaptive:PRICE`.
+/// Parses `poll`, `sleep`, `spin:US`, `adaptive`, `adaptive:PRICE`.
 fn idle_policy(text: &str) -> Result<IdlePolicy> {
     let (name, value) = match text.split_once(':') {
         Some((name, value)) => (name, Some(value)),

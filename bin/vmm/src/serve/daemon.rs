@@ -209,7 +209,7 @@ fn wind_down(fleet: &mut Fleet<Served>, config: &Config) -> Counted {
     counted
 }
 
-/// The cores, without devices.
+/// Starts the cores, without devices.
 fn start(cores: &Cores, composition: &dyn Composition) -> Result<Fleet<Served>> {
     let monitor = Monitor::spawn(SILENCE, |stuck| {
         tracing::error!("a core has stopped answering: {stuck:?}");
@@ -250,8 +250,8 @@ fn export<C: DeviceClass>(
     Export::new(config, device, listener).context("its socket")
 }
 
-/// Each device keeps several descriptors open: as many as the system lets us have. Says so if that
-/// is not enough for all.
+/// Raises the limit of descriptors as far as the system lets us, since each device keeps several
+/// open. Says so if that is not enough for all.
 fn raise_descriptor_limit(config: &Config) {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit {
@@ -271,7 +271,7 @@ fn raise_descriptor_limit(config: &Config) {
     }
 }
 
-/// About how many descriptors are open when every device has a front end.
+/// Returns about how many descriptors are open when every device has a front end.
 fn descriptors(config: &Config) -> u64 {
     /// Standard streams, signals, the monitor; and what connections hold for a moment while they
     /// come or go.

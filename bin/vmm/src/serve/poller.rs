@@ -89,7 +89,7 @@ impl Served {
         }
     }
 
-    /// Name and counters of its devices, in the order of their numbers.
+    /// Returns the name and counters of its devices, in the order of their numbers.
     pub fn stats(&self) -> Vec<(String, ExportStats)> {
         let own = |id: &str, stats| (id.to_owned(), stats);
         match self {
@@ -102,7 +102,7 @@ impl Served {
         }
     }
 
-    /// Name and counters of the switch, if it is one.
+    /// Returns the name and counters of the switch, if it is one.
     pub fn switch_stats(&self) -> Option<(String, SwitchStats)> {
         match self {
             Self::Block(_) | Self::Net(_) => None,
@@ -110,7 +110,7 @@ impl Served {
         }
     }
 
-    /// The end: front ends are hung up on.
+    /// Ends it and returns its devices: front ends are hung up on.
     pub fn into_devices(self) -> Released {
         match self {
             Self::Block(export) => Released::Block(Box::new(export.into_device())),

@@ -95,7 +95,7 @@ pub fn listen(
         .collect()
 }
 
-/// Whether all could be served now; nothing is left of the attempt.
+/// Checks that all could be served now; nothing is left of the attempt.
 ///
 /// # Errors
 /// Fails as a start would.
@@ -131,7 +131,7 @@ fn try_cpus(cores: &Cores) -> Result<()> {
     Ok(())
 }
 
-/// The CPUs that this process may run on, as the kernel writes them.
+/// Returns the CPUs that this process may run on, as the kernel writes them.
 fn allowed() -> String {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status

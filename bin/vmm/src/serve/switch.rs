@@ -151,7 +151,7 @@ pub struct PortKeys<'a> {
 }
 
 impl PortKeys<'_> {
-    /// Whether none is there.
+    /// Returns whether none is there.
     pub fn are_absent(&self) -> bool {
         let Self {
             vlan,
@@ -203,7 +203,7 @@ fn vid(key: &str, number: u64) -> Result<Vid> {
     vid.with_context(|| format!("{key} is 1 to 4094, not {number}"))
 }
 
-/// `10`, `20-29` and `all`, with `+` between.
+/// Parses `10`, `20-29` and `all`, with `+` between.
 fn vids(list: &str) -> Result<VidSet> {
     if list == "all" {
         return Ok(VidSet::all());
@@ -225,7 +225,7 @@ fn vids(list: &str) -> Result<VidSet> {
     Ok(set)
 }
 
-/// Addresses with `+` between.
+/// Parses addresses with `+` between.
 fn macs(list: &str) -> Result<Vec<Mac>> {
     /// Far more than a guest has, and few enough to be compared.
     const MOST: usize = 64;
@@ -320,7 +320,7 @@ impl Opening {
 pub struct Switches(Vec<Opening>);
 
 impl Switches {
-    /// One for each name, with a port for each time that it comes.
+    /// Creates one for each name, with a port for each time that it comes.
     ///
     /// # Errors
     /// No memory, or an uplink's interface is not there.
@@ -347,7 +347,7 @@ impl Switches {
         Ok(Self(switches))
     }
 
-    /// The next port of a switch.
+    /// Returns the next port of a switch.
     ///
     /// # Errors
     /// There is no room for it.
@@ -357,8 +357,8 @@ impl Switches {
         open.port(config, MTU)
     }
 
-    /// The switches as they are served, over the devices that have their ports, in the order in
-    /// which these were made.
+    /// Returns the switches as they are served, over the devices that have their ports, in the
+    /// order in which these were made.
     pub fn with_devices(
         self,
         mut devices: BTreeMap<String, Vec<Export<NetClass>>>,
@@ -381,7 +381,7 @@ impl Switches {
     }
 }
 
-/// The host's port of a switch, its first one.
+/// Opens the host's port of a switch, its first one.
 fn open_uplink(open: &mut Opening, config: &UplinkConfig) -> Result<UplinkPoller> {
     let queues = open_tap(&TapOptions {
         name: &config.tap,
@@ -428,17 +428,17 @@ pub struct PortStats {
 pub struct SwitchStats(Vec<(String, PortStats)>);
 
 impl Switched {
-    /// Its name, which is no device's.
+    /// Returns its name, which is no device's.
     pub fn key(&self) -> String {
         format!("switch {}", self.id)
     }
 
-    /// Its own name.
+    /// Returns its own name.
     pub fn id(&self) -> &str {
         &self.id
     }
 
-    /// Counters of the switch.
+    /// Returns the counters of the switch.
     pub fn stats(&self) -> SwitchStats {
         let ports = self.group.children().zip(&self.ports);
         let each = ports.map(|(export, port)| {
@@ -456,14 +456,14 @@ impl Switched {
         SwitchStats(each.collect())
     }
 
-    /// Counters of a device.
+    /// Returns the counters of a device.
     pub fn device_stats(&self) -> impl Iterator<Item = (&str, ExportStats)> {
         self.group
             .children()
             .map(|member| (member.id(), member.stats()))
     }
 
-    /// The end: front ends are hung up on.
+    /// Ends it and returns its devices: front ends are hung up on.
     pub fn into_devices(self) -> Vec<Device<NetClass>> {
         let exports = self.group.into_children();
         exports

@@ -97,7 +97,7 @@ impl Typist {
         }
     }
 
-    /// To the guest, as much as it takes.
+    /// Passes input to the guest, as much as it takes.
     fn pass_on(&mut self) {
         while !self.pending.is_empty() {
             let taken = self.keyboard.uart.offer(self.pending.make_contiguous());

@@ -38,7 +38,7 @@ pub const ALL: [&str; 20] = [
     "bps-burst",
 ];
 
-/// The serial number of a disk with this name, of 20 bytes at most.
+/// Returns the serial number of a disk with this name, of 20 bytes at most.
 pub fn serial(id: &str) -> [u8; 20] {
     let mut serial = [0; 20];
     serial[..id.len()].copy_from_slice(id.as_bytes());
@@ -136,7 +136,7 @@ impl BlockSpec {
         }
     }
 
-    /// Bytes of a logical block: 512 unless said otherwise, or 4096.
+    /// Returns the bytes of a logical block: 512 unless another number is given, or 4096.
     ///
     /// # Errors
     /// Any other number.
@@ -148,7 +148,7 @@ impl BlockSpec {
         Ok(block)
     }
 
-    /// Request queues: 1 unless said otherwise, to 16.
+    /// Returns the number of request queues: 1 unless another is given, to 16.
     ///
     /// # Errors
     /// Any other number.
@@ -156,7 +156,7 @@ impl BlockSpec {
         Ok(in_range("queues", self.queues, 1, 1..=16)? as u16)
     }
 
-    /// Entries of a queue.
+    /// Returns the number of entries of a queue.
     ///
     /// # Errors
     /// No power of two from 2 to 1024.

@@ -66,7 +66,7 @@ pub fn toml<T: DeserializeOwned>(path: &Path) -> Result<T> {
     })
 }
 
-/// The parser's message, with the nearest name to one that is unknown.
+/// Returns the parser's message, with the nearest name to one that is unknown.
 fn said(message: &str) -> String {
     let mut quoted = message.split('`').skip(1).step_by(2);
     let hint = match (message.starts_with("unknown field"), quoted.next()) {
@@ -78,7 +78,7 @@ fn said(message: &str) -> String {
     format!("{message}{dots}{hint}")
 }
 
-/// At most so many characters, each of which is printable.
+/// Returns at most so many characters, each of which is printable, and whether there are more.
 fn cut(text: &str, most: usize) -> (String, bool) {
     let shown = text.chars().take(most).map(printable).collect();
     (shown, text.chars().nth(most).is_some())
@@ -97,7 +97,8 @@ struct Excerpt {
     lines: String,
 }
 
-/// The line of `text` in which `span` begins, cut to a terminal's width on both sides of it.
+/// Returns the line of `text` in which `span` begins, cut to a terminal's width on both sides of
+/// it.
 fn excerpt(text: &str, span: Range<usize>) -> Excerpt {
     // A parser's span may end between two bytes of a character.
     let start = char_boundary(text, span.start);
@@ -128,7 +129,7 @@ fn excerpt(text: &str, span: Range<usize>) -> Excerpt {
     }
 }
 
-/// The last boundary of a character up to byte `at`.
+/// Returns the last boundary of a character up to byte `at`.
 fn char_boundary(text: &str, at: usize) -> usize {
     let candidates = (0..=at.min(text.len())).rev();
     // One of four bytes is one.
@@ -153,7 +154,7 @@ mod tests {
         colour: Option<u64>,
     }
 
-    /// The message about a file with this content.
+    /// Returns the message about a file with this content.
     fn refused(content: &[u8]) -> String {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("settings.toml");

@@ -7,8 +7,8 @@ use std::path::Path;
 use super::triggers::{self, Names};
 use super::{ROOT, append, instance_of};
 
-/// The processes, in order, of which instances or synthetic events stand among `names` and that are
-/// not alive.
+/// Returns the processes, in order, of which instances or synthetic events stand among `names` and
+/// that are not alive.
 pub fn leftovers<'a>(
     names: impl IntoIterator<Item = &'a str>,
     is_alive: impl Fn(u32) -> bool,

@@ -88,7 +88,7 @@ fn total(rows: &Rows) -> u64 {
     rows.iter().map(|(_, count)| count).sum()
 }
 
-/// Of the timer's vector, and of all others.
+/// Returns the counts of the timer's vector, and of all others.
 fn by_vector(rows: &Rows) -> (u64, u64) {
     let (timer, others): (Rows, Rows) = rows
         .iter()
@@ -97,7 +97,7 @@ fn by_vector(rows: &Rows) -> (u64, u64) {
     (total(&timer), total(&others))
 }
 
-/// All that the histogram with this filter has counted, of an event that has several.
+/// Returns all that the histogram with this filter has counted, of an event that has several.
 pub fn total_under(text: &str, filter: &str) -> u64 {
     const INFO: &str = "# trigger info: ";
     let is_ours = |section: &&str| {

@@ -61,7 +61,7 @@ impl Chips {
             .is_some_and(|unit| unit.faults(each))
     }
 
-    /// The 8254 timer, to write to it.
+    /// Returns the 8254 timer, to write to it.
     pub fn pit_mut(&mut self) -> &mut Pit {
         &mut self.pit
     }
@@ -71,7 +71,7 @@ impl Chips {
         self.config = config;
     }
 
-    /// Configuration space, to access it.
+    /// Returns configuration space, to access it.
     pub fn config_mut(&mut self) -> &mut Config {
         &mut self.config
     }
@@ -81,7 +81,7 @@ impl Chips {
         self.io_apic.as_ref().map_or([(0, 0); 2], IoApic::shown)
     }
 
-    /// The guest wrote to the I/O APIC: an entry that policy has to look at.
+    /// Takes a write of the guest's to the I/O APIC. Returns an entry that policy has to look at.
     pub fn io_apic_written(&mut self, offset: u64, value: u32) -> Option<Redirection> {
         self.io_apic.as_mut()?.written(offset, value)
     }
@@ -91,7 +91,7 @@ impl Chips {
         self.deferred |= 1 << pin;
     }
 
-    /// The pins that were left, with their entries as the guest wrote them.
+    /// Returns the pins that were left, with their entries as the guest wrote them.
     pub fn deferred(&self) -> impl Iterator<Item = Redirection> + use<> {
         let (deferred, chip) = (self.deferred, self.io_apic.as_ref());
         let entries = chip.map(|chip| *chip.entries()).unwrap_or_default();
@@ -101,7 +101,7 @@ impl Chips {
         pins.map(|(pin, entry)| Redirection { pin, entry })
     }
 
-    /// A pin's entry is put through, or another than was left.
+    /// Settles a pin's entry, which is put through, or is another than was left.
     pub fn settle(&mut self, pin: u32) {
         self.deferred &= !(1 << pin);
     }
@@ -124,7 +124,7 @@ impl Chips {
         }
     }
 
-    /// The guest wrote to an 8259: what the chips are to be written.
+    /// Takes a write of the guest's to an 8259. Returns the writes that the chips must get.
     ///
     /// # Errors
     /// Policy's.

@@ -61,8 +61,8 @@ impl Firmware {
         found
     }
 
-    /// The unit's list of devices: kind, and bus << 8 | device << 3 | function. Those behind a
-    /// bridge of the list are left out.
+    /// Returns the unit's list of devices: kind, and bus << 8 | device << 3 | function. Those
+    /// behind a bridge of the list are left out.
     fn devices(&self) -> impl Iterator<Item = (u8, u16)> {
         let (mut at, end) = self.devices;
         core::iter::from_fn(move || {
@@ -80,7 +80,7 @@ impl Firmware {
         .take(ITEMS_MAX)
     }
 
-    /// A function of bus 0 that does DMA past the unit.
+    /// Returns a function of bus 0 that does DMA past the unit.
     pub fn uncovered(&self) -> Option<u16> {
         const FUNCTION: u8 = 1;
         const HOST_BRIDGE: u32 = 0x0600;

@@ -31,12 +31,12 @@ impl Processor {
         }
     }
 
-    /// A line of JSON.
+    /// Prints a line of JSON.
     pub(super) fn report(&self, what: &str, account: &Account) {
         self.report_because(what, account, "");
     }
 
-    /// A line of JSON, and why there is one.
+    /// Prints a line of JSON, and why there is one.
     pub(super) fn report_because(&self, what: &str, account: &Account, why: &str) {
         use core::fmt::Write;
         let mut out = log::Line::begin();
@@ -123,7 +123,7 @@ impl Processor {
         is_due
     }
 
-    /// The end of a run that has a time (`until=`).
+    /// Ends a run that has a time (`until=`).
     pub(super) fn look_at_the_clock(&mut self) {
         if self.machine.options().until != 0
             && self.is_look_due()

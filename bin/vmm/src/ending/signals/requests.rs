@@ -33,7 +33,8 @@ pub struct Requests {
 }
 
 impl Requests {
-    /// None yet. A guest has `grace` to power off; nothing: it is not asked.
+    /// Creates the state without a request. A guest has `grace` to power off; zero: it is not
+    /// asked.
     pub fn new(grace: Duration) -> Self {
         Self {
             grace,
@@ -64,7 +65,7 @@ impl Requests {
         }
     }
 
-    /// When [`time_out`](Self::time_out) is to be called.
+    /// Returns the time at which [`time_out`](Self::time_out) is to be called.
     pub fn deadline(&self) -> Option<Instant> {
         match self.state {
             State::Pressed { at, .. } => at.checked_add(self.grace),
@@ -72,7 +73,7 @@ impl Requests {
         }
     }
 
-    /// Time has passed: the grace may be over.
+    /// Returns the step after some time has passed: the grace may be over.
     pub fn time_out(&mut self, now: Instant) -> Step {
         match (self.state, self.deadline()) {
             (State::Pressed { signal, .. }, Some(deadline)) if now >= deadline => {

@@ -102,7 +102,7 @@ mod tests {
         }
     }
 
-    /// One that has given all that it was asked for.
+    /// Returns a guest that has given all that it was asked for.
     fn guest(target: u32, available: u64) -> GuestMemory {
         GuestMemory {
             memory: 1000,

@@ -36,8 +36,8 @@ pub fn look(pager: Option<&AskPager>) -> Option<HostMemory> {
     })
 }
 
-/// A cgroup by the text of its files; `None` if it has no limit. What its files' cache can give
-/// back at once is not used.
+/// Returns the figures of a cgroup, by the text of its files; `None` if it has no limit. What its
+/// files' cache can give back at once is not used.
 fn of_cgroup(current: &str, limits: &[String], stat: &str, pressure: &str) -> Option<HostMemory> {
     let limits = limits.iter().filter_map(|text| text.trim().parse().ok());
     let cache = number_of(stat, "inactive_file ").unwrap_or(0);
@@ -57,13 +57,13 @@ fn of_host(meminfo: &str, pressure: &str) -> Option<HostMemory> {
     })
 }
 
-/// The number behind `key` at the beginning of a line.
+/// Returns the number behind `key` at the beginning of a line.
 fn number_of(text: &str, key: &str) -> Option<u64> {
     let rest = text.lines().find_map(|line| line.strip_prefix(key))?;
     rest.split_whitespace().next()?.parse().ok()
 }
 
-/// `some avg10=1.25 avg60=…`; 0 where the kernel does not say.
+/// Parses `some avg10=1.25 avg60=…`; 0 where the kernel does not give it.
 fn stalled(pressure: &str) -> f64 {
     let some = pressure
         .lines()

@@ -121,7 +121,7 @@ impl SwapConfig {
         }))
     }
 
-    /// Bytes that may be in memory, and the store of the rest.
+    /// Returns the bytes that may be in memory, and the store of the rest, as text.
     pub fn extent(&self) -> String {
         format!(
             "swap: {} KiB may be in memory, the rest goes to {} ({} pages)",
@@ -142,7 +142,7 @@ impl SwapConfig {
     }
 }
 
-/// One line for each disk whose settings cost what `--resident` is to save.
+/// Returns one line for each disk whose settings cost what `--resident` is to save.
 fn warnings(disks: &[Disk], mapper: MapperArg) -> Vec<String> {
     let files = disks.iter().filter_map(|disk| match disk {
         Disk::File(disk) => Some(disk),
@@ -153,7 +153,7 @@ fn warnings(disks: &[Disk], mapper: MapperArg) -> Vec<String> {
         .collect()
 }
 
-/// Warning about one disk, if there is cause for one.
+/// Returns a warning about one disk, if there is cause for one.
 fn warning(path: &Path, format: Format, direct: bool, mapper: MapperArg) -> Option<String> {
     let path = path.display();
     match format {
@@ -189,7 +189,7 @@ impl Limit {
         any.changed(bytes)
     }
 
-    /// The same machine's with another number of bytes.
+    /// Returns the same machine's limit with another number of bytes.
     pub fn changed(self, bytes: u64) -> Result<Self> {
         if bytes < self.least {
             bail!(

@@ -57,7 +57,7 @@ pub struct Swapped {
 }
 
 impl Swapped {
-    /// Of these pieces; `composition` wraps the store and sets up the pager.
+    /// Creates it of these pieces; `composition` wraps the store and sets up the pager.
     pub fn new(config: SwapConfig, pieces: Pieces, composition: Arc<dyn Composition>) -> Self {
         Self {
             ram: SwappedRam::new(pieces.ram.clone()),
@@ -102,7 +102,7 @@ impl<F: Functions> Memory<F> for Swapped {
         Ok(Box::new(MappedDisk::new(io, self.ram.clone(), number)))
     }
 
-    /// The pager asks the owner before it takes a page away.
+    /// Returns the balloon's handler. The pager asks the owner before it takes a page away.
     fn balloon(&self, _: &Reach) -> Result<Box<dyn BalloonIo>> {
         Ok(Box::new(SwappedBalloon::new(self.ram.clone())))
     }
@@ -245,8 +245,8 @@ impl<F: Functions> Paging for Swapper<F> {
     }
 }
 
-/// A pager that panics ends the machine, whose vCPUs may wait for it. One that is slow does not:
-/// the kernel may have it wait, and so the guest.
+/// Starts the pager's monitor. A pager that panics ends the machine, whose vCPUs may wait for it.
+/// One that is slow does not: the kernel may have it wait, and so the guest.
 fn monitor(core: &Sidecore<Pager>, control: Arc<Control>) -> Result<Monitor> {
     let monitor = Monitor::spawn(Monitor::LIMIT, move |stuck: &Stuck| {
         if stuck.cause == StuckCause::Panicked {

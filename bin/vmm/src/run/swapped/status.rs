@@ -44,7 +44,7 @@ impl Status {
     }
 }
 
-/// Whole MiB of so many pages.
+/// Returns the whole MiB of so many pages.
 fn mib(pages: usize) -> u64 {
     (pages as u64 * PAGE_SIZE) >> 20
 }

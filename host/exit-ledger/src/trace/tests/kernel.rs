@@ -115,7 +115,8 @@ impl Kernel {
     }
 }
 
-/// Whether the filter, in C's syntax without precedence of its own (`||` below `&&`), holds.
+/// Returns whether the filter, in C's syntax without precedence of its own (`||` below `&&`),
+/// holds.
 fn holds(filter: &str, fields: &BTreeMap<String, u64>) -> bool {
     if filter.is_empty() {
         return true;
