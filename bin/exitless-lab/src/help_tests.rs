@@ -1,5 +1,5 @@
-//! Examples are what they look like: each is taken out of the help, the manual page or the document
-//! as a user would copy it, read as a shell reads it, and given to the command line's own parser.
+//! Checks of examples: each is taken out of the help, the manual page or the document as a user
+//! would copy it, read as a shell reads it, and given to the command line's own parser.
 
 use std::collections::BTreeSet;
 use std::fs;

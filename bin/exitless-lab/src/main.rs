@@ -1,10 +1,10 @@
-//! `exitless-lab`: what shows and tests `exitless`.
+//! `exitless-lab`: tests and demonstrations of `exitless`.
 //!
 //! This file only names the subcommands. Those that judge whole guests are in the crate `harness`;
 //! `run` and `serve` are those of `exitless`, out of the crate `vmm`.
 //!
-//! Exit status: what the subcommand says, 2 for a request that could not start (one line on stderr
-//! says why), 1 for a failure under way.
+//! Exit status: that of the subcommand, 2 for a request that could not start (one line on stderr
+//! gives the reason), 1 for a failure under way.
 #![forbid(unsafe_code)]
 
 mod doctor;

@@ -1,4 +1,4 @@
-//! `exitless-lab doctor` of a user who may do less than who built it.
+//! `exitless-lab doctor` of a user with fewer permissions than the one who built it.
 
 use std::fs;
 use std::io::ErrorKind;

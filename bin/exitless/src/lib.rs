@@ -4,8 +4,8 @@
 //! a library so that the tests of `exitless-lab` can read the examples of all documents by the
 //! command line that they are for.
 //!
-//! Exit status: what the subcommand says, 2 for a request that could not start (one line on stderr
-//! says why), 1 for a failure under way.
+//! Exit status: that of the subcommand, 2 for a request that could not start (one line on stderr
+//! gives the reason), 1 for a failure under way.
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;

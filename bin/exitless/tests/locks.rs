@@ -623,7 +623,7 @@ fn where_nothing_can_be_locked_that_is_said_and_can_be_switched_off() {
     let (mut serve, socket) = images.serve(&[&format!("{block},locking=off")]);
     without_locks(&mut serve);
     Program::start(serve).wait_for_file(&socket);
-    // Nor does anybody's lock matter then.
+    // Nor does the lock of another process matter then.
     let _lock = locked(&raw);
     images.served(&[&format!("{block},locking=off")]);
 }

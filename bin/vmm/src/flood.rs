@@ -13,7 +13,7 @@
 //! end and no bad disk silences another.
 //!
 //! Bound: as many entries as there are places in the program. Cost: a lock, for each line that
-//! would be said.
+//! would be printed.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};

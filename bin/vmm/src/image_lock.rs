@@ -1,5 +1,5 @@
-//! Locks of disk images that this program uses itself: the crate `disk-image` takes them, here it
-//! is said what to do about one that cannot be had.
+//! Locks of disk images that this program uses itself: the crate `disk-image` takes them, and this
+//! module gives the advice about one that cannot be had.
 
 use std::fs::File;
 use std::path::Path;

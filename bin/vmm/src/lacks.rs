@@ -1,5 +1,5 @@
-//! Interfaces that this host forbids or lacks and that are replaced by slower ones: each is said
-//! once for the whole process, with its remedy.
+//! Interfaces that this host forbids or lacks and that are replaced by slower ones: each is
+//! reported once for the whole process, with its remedy.
 //!
 //! Interfaces without a replacement are refused where they are needed. The list of all of them is
 //! docs/host-interfaces.md.
@@ -26,7 +26,7 @@ use crate::messages::say;
 pub const IO_URING_REMEDY: &str = "sysctl kernel.io_uring_disabled=0, and a seccomp profile that allows io_uring_setup, io_uring_enter and \
      io_uring_register, give it back";
 
-/// Says so if `disk` is the first that threads have to serve.
+/// Reports that threads serve `disk`, if it is the first that they have to serve.
 pub fn say_how_served(disk: &RawDisk) {
     static SAID: Once = Once::new();
     if let Some(why) = disk.uring_refusal() {
@@ -39,7 +39,8 @@ pub fn say_how_served(disk: &RawDisk) {
     }
 }
 
-/// Says so if front ends cannot keep what a successor of a killed daemon resumes from.
+/// Reports that front ends cannot keep the state from which a killed daemon's successor resumes, if
+/// it is so.
 pub fn say_if_nothing_is_kept() {
     if !vhost_export::has_inflight_regions() {
         say!(
@@ -49,7 +50,7 @@ pub fn say_if_nothing_is_kept() {
     }
 }
 
-/// Says so if KVM rings no eventfds.
+/// Reports that KVM rings no eventfds, if it is so.
 pub fn say_if_doorbells_exit(vm: &kvm::Vm) {
     if let Err(error) = kvm::doorbells::try_listening(vm) {
         say!(
@@ -59,7 +60,7 @@ pub fn say_if_doorbells_exit(vm: &kvm::Vm) {
     }
 }
 
-/// How a call is had for which nothing stands in.
+/// Remedy for a refused call that has no replacement.
 const REMEDY: &str = "nothing stands in for it: allow it in the seccomp profile";
 
 /// Names the call that the host refuses, and what to do.

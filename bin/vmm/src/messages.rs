@@ -1,9 +1,9 @@
 //! Standard error, without waiting for its reader.
 //!
-//! A pipe that no process empties would otherwise hold the thread that has something to say: a
-//! sidecore with a line of log, a vCPU with its registers, the main thread with the last words.
-//! Before [`start`] messages are written directly, as everywhere in this program; after it they are
-//! handed to a thread, and those that find no room are counted and left out.
+//! A pipe that no process empties would otherwise hold the thread that prints: a sidecore with a
+//! line of the log, a vCPU with its registers, the main thread with the last message. Before
+//! [`start`] messages are written directly, as everywhere in this program; after it they are handed
+//! to a thread, and those that find no room are counted and left out.
 
 use std::io::{self, Write};
 use std::os::fd::AsFd;

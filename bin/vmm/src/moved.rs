@@ -1,7 +1,7 @@
-//! Where subcommands, options and keys are now that `exitless` had before there was `exitless-lab`.
+//! Present places of subcommands, options and keys that moved from `exitless` to `exitless-lab`.
 //!
-//! Each is refused with one line that names its place. Nothing here is taken out of a command line
-//! that is understood.
+//! Each is refused with one line that names its place. A command line that is understood stays as
+//! it is.
 
 use anyhow::{Result, bail};
 use clap::Command;

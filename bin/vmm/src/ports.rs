@@ -1,5 +1,5 @@
-//! Ports of network devices: a TAP interface opened, and a capture of any port. What `run` and
-//! `serve` have in common.
+//! Ports of network devices, for `run` and `serve`: a TAP interface opened, and a capture of any
+//! port.
 
 use std::collections::HashSet;
 use std::path::PathBuf;

@@ -1,9 +1,9 @@
-//! The exit ledger: how often the guest left guest mode, and for whom.
+//! The exit ledger: the number of exits from guest mode, by cause.
 //!
-//! [`account`] charges exits to causes; [`kvm_stats`] and [`trace`] are the two sources in the
-//! kernel, and [`reasons`] what the second says; this module keeps the marks a guest makes (by
-//! writing the marker port), pairs them into windows, and writes the report. Figures are counts;
-//! the only times in it are for idle shares and are labelled so.
+//! [`account`] charges exits to causes. [`kvm_stats`] and [`trace`] are the two sources in the
+//! kernel, and [`reasons`] interprets the second. This module keeps the marks that a guest makes
+//! (by writing the marker port), pairs them into windows, and writes the report. Figures are
+//! counts; the only times in it are for idle shares and are labelled so.
 //!
 //! Called by vCPU threads at a marker and by the main thread at the end; one lock, held while a
 //! snapshot is taken, so that two marks cannot interleave.

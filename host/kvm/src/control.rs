@@ -1,7 +1,7 @@
-//! Starting, pausing and ending a machine: what the vCPU threads and everybody else agree upon.
+//! Starting, pausing and ending a machine: the agreement between the vCPU threads and all others.
 //!
-//! * [`Control::ask`] notes that the machine is to end, while its guest is given the time to do so
-//!   itself.
+//! * [`Control::ask`] records that the machine is to end, while its guest is given the time to do
+//!   so itself.
 //! * [`Control::end`] may be called by any thread, first come first served; the thread in
 //!   [`Control::wait_for_end`] wakes and winds the machine down.
 //! * [`Control::pause`] returns once every vCPU thread has left the guest and parked; pauses nest.

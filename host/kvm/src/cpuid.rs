@@ -1,5 +1,5 @@
-//! CPUID of the guest: what KVM supports here, with topology, and with what the machine does not
-//! offer removed.
+//! CPUID of the guest: the features that KVM supports here, with topology, and without those that
+//! the machine does not offer.
 //!
 //! Follows Intel SDM volume 2 (CPUID) and AMD APM volume 3 appendix E. KVM's own leaves
 //! (0x4000_0000: signature, kvmclock, PV end of interrupt, …) come from `KVM_GET_SUPPORTED_CPUID`

@@ -1,8 +1,8 @@
 //! One vCPU: its thread, and the loop around `KVM_RUN`.
 //!
 //! Each exit to user space is answered on the vCPU's own thread, through the buses, and counted by
-//! cause in that vCPU's counters. Between two entries the thread looks once (one acquire load)
-//! whether it is wanted for a pause or the end.
+//! cause in that vCPU's counters. Between two entries the thread checks once (one acquire load)
+//! whether it has to pause or to end.
 //!
 //! UNSAFETY: a pointer to the vCPU's `kvm_run` page for [`kick`](crate::kick).
 
@@ -167,7 +167,7 @@ fn answer(exit: VcpuExit<'_>, machine: &Machine) -> Result<ExitCause, String> {
     })
 }
 
-/// Describes the trouble and the registers, for the one message a user gets.
+/// Describes the error and the registers, for the one message that a user gets.
 fn describe(vcpu: &mut VcpuFd, index: usize, trouble: &str) -> String {
     let mut text = format!("vCPU {index}: {trouble}");
     if trouble.contains("INTERNAL_ERROR") {

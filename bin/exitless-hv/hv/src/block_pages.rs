@@ -7,7 +7,7 @@ use elvis::request;
 use crate::io_core;
 use crate::memory::Page;
 
-/// How the guest has a page of it.
+/// The guest's view of a page of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlockPage {
     /// Common configuration.

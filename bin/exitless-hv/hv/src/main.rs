@@ -6,8 +6,8 @@
 //! and completed by it without an exit. `eli` decides; this carries it out. Under QEMU it is
 //! started by `exitless-lab eli`; on a machine, by GRUB (docs/eli.md).
 //!
-//! **Flow.** `boot.s` (in `bare`) → [`bare_main`]: the machine is looked at ([`machine`]), the
-//! guest is put into memory ([`loader`]), its processor is set up ([`vm`]), and
+//! **Flow.** `boot.s` (in `bare`) → [`bare_main`]: the machine is probed ([`machine`]), the guest
+//! is put into memory ([`loader`]), its processor is set up ([`vm`]), and
 //! [`Processor::run`](vm::Processor::run) enters and exits for ever. The thesis's sections: shadow
 //! table §3.5.1, injection mode §3.5.1, vectors §3.5.3, completion §3.5.4, protection §3.7.2,
 //! timers and interrupts to oneself §3.9.
@@ -15,10 +15,11 @@
 //! **Trust.** What a guest can use, and what contains it, is a table ([`eli::surface`],
 //! docs/eli.md); rows without a test are counted at the start. Firmware is trusted. The assigned
 //! device is kept to the guest's memory by the machine's IOMMU ([`remapping`]); without one it
-//! reaches all memory, which is said at the start (`contained_dma=false`).
+//! reaches all memory, which a line at the start reports (`contained_dma=false`).
 //!
 //! **Cores.** Each of the guest's processors has one, from the first on (`cpus=`); the next one is
-//! parked, and watches ([`core1`]). What they share, and what guards it, is said at [`machine`].
+//! parked, and watches ([`core1`]). The state that they share, and the locks that guard it, are
+//! documented at [`machine`].
 //!
 //! **Left out.** Devices other than NVMe; Intel's VMX.
 #![no_std]

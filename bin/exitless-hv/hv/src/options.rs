@@ -89,7 +89,7 @@ impl Mode {
     ];
 }
 
-/// How an interrupt of the host's that must not be late keeps clear of the guest (§3.7.2).
+/// Means by which a host interrupt that must not be late is kept from the guest (§3.7.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Critical {
     /// Its vector lies behind the limit of the guest's table.
@@ -126,7 +126,7 @@ pub struct Options {
     pub assign: VectorSet,
     /// Defences against a hostile guest that are on.
     pub defend: Defences,
-    /// How the host's tick keeps clear of the guest.
+    /// Means by which the host's tick is kept from the guest.
     pub critical: Critical,
     /// Milliseconds that the machine stays on after the guest's end.
     pub linger: u32,

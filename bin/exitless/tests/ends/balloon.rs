@@ -1,5 +1,5 @@
 //! `exitless run --balloon` and a guest that gives it pages: they leave the host's memory, and the
-//! ledger says so.
+//! ledger counts them.
 
 use std::fs;
 use std::io::Write;

@@ -1,4 +1,4 @@
-//! `exitless run` ends whatever becomes of its console.
+//! `exitless run` ends in any state of its console.
 
 use std::fs::File;
 use std::io::{Read, Write};

@@ -242,11 +242,11 @@ fn cpu_time(pid: u32) -> Duration {
     Duration::from_millis(10 * ticks)
 }
 
-/// Whether a new front end of this device is answered; `false`: it is hung up on.
+/// Returns whether a new front end of this device is answered; `false`: it is disconnected.
 fn is_answered(socket: &Path) -> (bool, UnixStream) {
     let mut stream = UnixStream::connect(socket).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    // GET_FEATURES; hung up on already, perhaps.
+    // GET_FEATURES; disconnected already, perhaps.
     let _ = stream.write_all(&[1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
     let is_answered = match stream.read(&mut [0; 64]) {
         Ok(0) => false,

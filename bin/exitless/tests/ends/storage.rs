@@ -1,5 +1,5 @@
-//! `exitless run` with a disk whose storage the kernel holds: it says so, ends when the storage
-//! answers, or at once by a second signal.
+//! `exitless run` with a disk whose storage the kernel holds: it reports that, ends when the
+//! storage answers, or at once by a second signal.
 
 use std::fs::File;
 use std::io::{Read, Write};

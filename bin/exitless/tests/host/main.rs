@@ -101,7 +101,8 @@ impl Host {
         Err(format!("{:?}: {said}", output.status))
     }
 
-    /// The arguments with the advice carried out; `None`: it is not for who starts the program.
+    /// Returns the arguments with the advice carried out; `None`: the advice is not for the user of
+    /// the program.
     fn advised(&self) -> Option<Vec<&'static str>> {
         match &self.outcome {
             Outcome::Works(_) | Outcome::Refuses(_, None) => None,

@@ -336,7 +336,7 @@ fn check(host: &Host, errno: i32) -> Result<(), String> {
     }
 }
 
-/// At a guest's mark the ledger wants histograms of exits: what it is without them is said once,
+/// At a guest's mark the ledger needs histograms of exits. A host without them is reported once,
 /// with an advice that helps, or that names another kernel.
 #[test]
 fn a_ledger_without_histograms_of_exits_says_what_gives_them() {

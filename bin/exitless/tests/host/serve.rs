@@ -303,7 +303,7 @@ fn check(host: &Host, errno: i32) -> Result<(), String> {
 struct Loop(PathBuf);
 
 impl Loop {
-    /// `None`: this host has none for us, which is said.
+    /// `None`: this host has none for us; the reason is printed.
     fn new(file: &Path) -> Option<Self> {
         let output = Command::new("losetup")
             .args(["--find", "--show"])

@@ -1,4 +1,4 @@
-//! From facts to findings and a verdict. Pure: no look at the machine.
+//! Findings and a verdict from facts. Pure: it does not read the machine.
 
 use uffd::probe::PagemapScan;
 

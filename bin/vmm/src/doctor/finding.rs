@@ -1,4 +1,4 @@
-//! A line of the report: one thing that was looked at, and its quality.
+//! A line of the report: a property of the host that was checked, and its quality.
 
 /// Quality of something that was looked at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! `doctor`: what this host offers to virtual machines, why it matters, what to do next.
+//! `doctor`: facilities of this host for virtual machines, why they matter, what to do next.
 //!
 //! `probe` collects `Facts` from files and a few harmless system calls; `assess`
 //! turns facts into findings and a verdict without looking at the machine again, so that tests can

@@ -10,8 +10,8 @@
 //! | next, or the grace is over; first, where there is none | [`Asked::End`]: an end in order | [`Asked::End`] |
 //! | during the end | the process ends where it is ([`leave`]), with a status of its own | the same |
 //!
-//! After [`next_ends_at_once`] any does the last: the user has been notified what the end waits
-//! for.
+//! After [`next_ends_at_once`] any signal does the last: the user has been notified what the end
+//! waits for.
 //!
 //! A sender may send twice at one go (timeout(1) signals its child and then the group that the
 //! child is in), so what comes within [`ONE_REQUEST`] of a signal that changed something is the

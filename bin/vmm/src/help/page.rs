@@ -1,4 +1,4 @@
-//! The plain form of what stands behind a command's options.
+//! Plain form of the text behind a command's options.
 //!
 //! ```text
 //! A paragraph is one line, however long.
@@ -35,7 +35,7 @@ pub struct Section {
 pub enum Block {
     /// To be filled.
     Paragraph(String),
-    /// A term and what is said of it.
+    /// A term and its description.
     Entry(String, String),
     /// Lines to be kept as they are, without their common indentation.
     Verbatim(Vec<String>),

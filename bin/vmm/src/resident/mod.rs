@@ -72,7 +72,7 @@ impl Host {
     }
 }
 
-/// How the host's swap space is kept from a guest.
+/// Advice that keeps the host's swap space from a guest.
 pub const NO_HOST_SWAP: &str = "swapoff -a, or start it by systemd-run --scope -p MemorySwapMax=0";
 
 /// Returns the word in brackets: `always [never]` → `never`.

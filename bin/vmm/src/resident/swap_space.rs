@@ -1,4 +1,4 @@
-//! Whether the host swaps, and whether it may do so with this process's memory: /proc/swaps and
+//! Swap space of the host, and whether it may be used for this process's memory: /proc/swaps and
 //! `memory.swap.max` of cgroup 2.
 //!
 //! A memory file is swapped as anonymous memory is. That costs time, not data: a page that the host

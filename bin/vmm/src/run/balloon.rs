@@ -30,7 +30,7 @@ use super::memory::{AskPager, OwnerHandle};
 use crate::values::keys::Keys;
 use crate::values::size;
 
-/// How a new target is read from a file, in messages.
+/// Name of the file from which a new target is read, in messages.
 const FILE: &str = "--balloon: file";
 
 /// A checked request.

@@ -1,4 +1,4 @@
-//! The request, checked: what the machine is built from.
+//! The checked request from which the machine is built.
 //!
 //! Nothing here starts anything; files are opened and kept open, so that what was checked is what
 //! is used.
@@ -266,7 +266,7 @@ pub enum Remapping {
     Virtio(RingMode),
 }
 
-/// How the guest reaches the registers of a VT-d unit.
+/// Access of the guest to the registers of a VT-d unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IommuMode {
     /// Every access exits to the sidecore: the reference.
@@ -277,7 +277,7 @@ pub enum IommuMode {
     Shared,
 }
 
-/// How the guest reaches a paravirtual unit.
+/// Access of the guest to a paravirtual unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RingMode {
     /// A sidecore polls its ring.

@@ -53,7 +53,7 @@ pub struct DiskConfig {
     pub queue_size: u16,
     /// Serial number, at most 20 bytes of ASCII.
     pub id: String,
-    /// How its device model is run, if that is a process of its own.
+    /// Settings of its device model's process, if it has one of its own.
     pub worker: Option<WorkerConfig>,
 }
 

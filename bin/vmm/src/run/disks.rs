@@ -11,7 +11,7 @@ use super::worker::WorkerDisk;
 use crate::values::block::serial;
 use crate::values::keys::Keys;
 
-/// A disk, by who serves it.
+/// A disk, by its server.
 #[derive(Debug)]
 pub enum Disk {
     /// We do, from a file.

@@ -1,4 +1,4 @@
-//! `--iommu-hints`: what the MAP requests of a paravirtual IOMMU bring about beside their mappings.
+//! `--iommu-hints`: effects of the MAP requests of a paravirtual IOMMU beside their mappings.
 
 use std::sync::Arc;
 

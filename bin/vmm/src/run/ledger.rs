@@ -1,4 +1,4 @@
-//! The machine as the ledger's source, the marker port as its pen, and the report at the end.
+//! Ledger of a machine: the source of its counts, its marker port, and the report at the end.
 
 use std::fs::{self, File};
 use std::io;
@@ -54,7 +54,7 @@ pub struct LedgerSource<F, M> {
     forwarded: Vec<Arc<Places>>,
     /// Guest memory.
     ram: Vec<Range<u64>>,
-    /// How the pager stands, where there is one.
+    /// State of the pager, where there is one.
     pager: Option<AskPager>,
     /// The balloon, where there is one.
     balloon: Option<Watched>,

@@ -1,10 +1,10 @@
 //! The machine put together, one step per subsystem, run, and wound down.
 //!
 //! Everything up to the first vCPU thread may fail with "nothing started"; from then on every end
-//! is an [`End`]. Winding down: whatever a vCPU may wait for lets it go, the vCPUs return, the
-//! terminal is given back, the console's output is written, storage finishes what is in flight, the
-//! sidecore is joined. Each of these waits is bounded, or ended by a signal ([`crate::ending`]); a
-//! sidecore that stops answering ends all of them.
+//! is an [`End`]. Winding down: every wait of a vCPU is ended, the vCPUs return, the terminal is
+//! given back, the console's output is written, storage finishes what is in flight, the sidecore is
+//! joined. Each of these waits is bounded, or ended by a signal ([`crate::ending`]); a sidecore
+//! that stops answering ends all of them.
 
 use std::cell::OnceCell;
 use std::fs::File;
@@ -131,7 +131,7 @@ pub fn run(mut config: Config, composition: &Arc<dyn MachineComposition>) -> any
         }
     };
     look();
-    // Whatever a vCPU may be waiting for lets it go: who reads the console, and the devices.
+    // Ends every wait of a vCPU: for the reader of the console, and for the devices.
     output.let_go();
     if let Some(running) = &mut attached.running {
         running.end();

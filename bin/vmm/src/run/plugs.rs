@@ -1,4 +1,4 @@
-//! Functions on their way under an owner that does not run yet.
+//! Functions that are added to an owner before it runs.
 
 use std::sync::Arc;
 

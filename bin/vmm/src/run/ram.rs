@@ -1,4 +1,4 @@
-//! `--memory`: how much RAM the guest has, and what the host has it in.
+//! `--memory`: size of the guest's RAM, and the host's memory behind it.
 
 use anyhow::{Context, Result, bail};
 use guest_mem::{Gpa, GuestRam, HugePages};
@@ -49,7 +49,7 @@ impl RamConfig {
         Ok(config)
     }
 
-    /// Refuses anonymous memory to `who`, who reaches it by its file.
+    /// Refuses anonymous memory to the option `who`, which reaches memory by its file.
     ///
     /// # Errors
     /// It is anonymous.

@@ -1,4 +1,5 @@
-//! Where a vCPU stands, for the swapper's Preventer: on the vCPU's own thread, outside the guest.
+//! State of a stopped vCPU, for the swapper's Preventer: read on the vCPU's own thread, outside the
+//! guest.
 
 use std::time::Duration;
 

@@ -51,7 +51,7 @@ pub fn run(config: Config, composition: &dyn Composition) -> Result<u8> {
     check_calls();
     // All devices before the first socket: until every one can be served, none is.
     let disks = match prepare::disks(&config, Purpose::Start, composition) {
-        // Whatever the trouble was: perhaps that an image stayed in use for too long to wait.
+        // For any error: perhaps an image stayed in use for too long to wait.
         Err(_) if signals::is_end_asked() => return Ok(0),
         opened => opened?,
     };

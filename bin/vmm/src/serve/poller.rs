@@ -110,7 +110,7 @@ impl Served {
         }
     }
 
-    /// Ends it and returns its devices: front ends are hung up on.
+    /// Ends it, disconnects its front ends, and returns its devices.
     pub fn into_devices(self) -> Released {
         match self {
             Self::Block(export) => Released::Block(Box::new(export.into_device())),

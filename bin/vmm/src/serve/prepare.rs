@@ -1,8 +1,8 @@
-//! From a checked configuration to devices that can be reached: the one way of a start and of
-//! `--check`.
+//! Preparation of devices from a checked configuration until they can be reached, the same for a
+//! start and for `--check`.
 //!
-//! A check goes through the same steps in the same order, so that what a start refuses cannot be
-//! good to a check. It differs where a step would be noticed by others: images are opened in trial,
+//! A check goes through the same steps in the same order, so that it refuses whatever a start
+//! refuses. It differs where a step would have an effect on others: images are opened in trial,
 //! without a lock; a core's CPU is tried by a thread that ends; a socket is made under a name that
 //! no client knows, and removed.
 

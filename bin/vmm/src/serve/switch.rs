@@ -33,7 +33,7 @@ const MTU: u16 = 1500;
 pub struct SwitchConfig {
     /// Its name.
     pub id: String,
-    /// How it learns.
+    /// Settings of its learning.
     pub settings: net_switch::SwitchConfig,
     /// An interface of the host on a port of it.
     pub uplink: Option<UplinkConfig>,
@@ -463,7 +463,7 @@ impl Switched {
             .map(|member| (member.id(), member.stats()))
     }
 
-    /// Ends it and returns its devices: front ends are hung up on.
+    /// Ends it, disconnects its front ends, and returns its devices.
     pub fn into_devices(self) -> Vec<Device<NetClass>> {
         let exports = self.group.into_children();
         exports

@@ -74,7 +74,7 @@ impl Member {
         }
     }
 
-    /// Ends it and returns its device, if it is one: the front end is hung up on.
+    /// Ends it, disconnects its front end, and returns its device, if it is one.
     pub fn into_device(self) -> Option<Device<NetClass>> {
         match self {
             Self::Device(export) => Some(export.into_device()),

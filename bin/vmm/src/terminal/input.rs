@@ -5,9 +5,9 @@
 //! read from, so its writer waits and nothing is lost. A terminal is read on, since Ctrl-A x must
 //! work, and what is typed is dropped, as on a line that overruns.
 //!
-//! Signals are not its affair: see [`crate::ending::signals`]. No thread joins it: between poll and
-//! read another process that shares the terminal may take what was there, and then it waits in read
-//! until the process ends.
+//! Signals are handled elsewhere: see [`crate::ending::signals`]. No thread joins it: between poll
+//! and read another process that shares the terminal may take what was there, and then it waits in
+//! read until the process ends.
 //!
 //! UNSAFETY: `poll` and `read` on descriptors held here.
 

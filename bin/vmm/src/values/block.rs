@@ -1,7 +1,7 @@
 //! The keys of a block device, as they are written after `--disk` and `--block`, and in a file.
 //!
-//! One grammar for every command: each accepts a part of the keys, and what a key's value may be is
-//! said here.
+//! One grammar for every command: each accepts a part of the keys, and the values that a key may
+//! have are given here.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,5 @@
-//! Files of settings, read whole: how large one may be, and what is shown of one that is wrong.
+//! Files of settings, read whole: the largest size, and the excerpt that is shown of one that is
+//! wrong.
 
 use std::fs::File;
 use std::io::Read;

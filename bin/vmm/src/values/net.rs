@@ -1,7 +1,7 @@
 //! The keys of a network device, as they are written after `--net`, and in a file.
 //!
-//! One grammar for every command, as `block` is for disks: each accepts a part of the keys, and
-//! what a key's value may be is said here.
+//! One grammar for every command, as `block` is for disks: each accepts a part of the keys, and the
+//! values that a key may have are given here.
 
 use std::path::PathBuf;
 

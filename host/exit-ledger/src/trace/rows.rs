@@ -1,4 +1,4 @@
-//! Rows of histograms, as the kernel prints them, and what they count.
+//! Rows of histograms, as the kernel prints them, and their counts by name.
 
 use crate::reasons::{ISA_VMX, Kind, MSR_EOI, MSR_INITIAL_COUNT, MSR_TSC_DEADLINE, MSR_X2APIC};
 use crate::reasons::{TIMER_VECTOR, Traced, WINDOWS, svm_kind, vmx_kind};

@@ -1,7 +1,7 @@
-//! Which histograms there are, as the text that sets each: data, so that tests can run the joins
+//! Histograms of the ledger, as the text that sets each: data, so that tests can run the joins
 //! without a kernel.
 //!
-//! How a join is written: `v=field` stores a value under the thread; another event that names `$v`
+//! A join is written so: `v=field` stores a value under the thread; another event that names `$v`
 //! finds it or counts nothing. A plain `x=$v` leaves `$v` as it is, and only an expression, such as
 //! `$v+common_pid`, unsets it.
 

@@ -255,7 +255,7 @@ impl Machine {
     /// Turns the IOMMU on, if it is to be used, and can be.
     fn contain_dma(&mut self, tables: &Tables, pages: &'static mut remapping::Pages) {
         if let Some(page) = tables.remapping.unit {
-            // Whatever becomes of it, it is not the guest's.
+            // Whether it can be used or not, it is not the guest's.
             let page = page & !(PAGE - 1);
             self.show_nothing(page..page + PAGE);
         }

@@ -19,7 +19,7 @@ use crate::log::say;
 use crate::machine::mailbox::request;
 use crate::{core1, host, io_core, power, raw_ports, vmcb};
 
-/// How a guest ends by itself.
+/// Kind of a guest's own end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
     /// It switches power off, or sleeps.

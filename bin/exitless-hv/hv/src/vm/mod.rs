@@ -280,8 +280,8 @@ impl Processor {
         self.interrupts.raise(&mut self.pages.vmcb, event);
     }
 
-    /// Has the next entry begin with what comes of this exception, met while `first` was delivered
-    /// or by an instruction.
+    /// Has the next entry begin with the event that results from this exception, met while `first`
+    /// was delivered or by an instruction.
     fn raise_during(&mut self, event: Event, first: Option<Event>) {
         match event.met_during(first) {
             Some(event) => self.raise(event),

@@ -1,6 +1,6 @@
 //! Exits that a single step answers ([`SingleStep`](crate::single_step::SingleStep)), and its end:
-//! what protects a register or a page is dropped, the guest runs one instruction, and what came of
-//! it is looked at.
+//! the protection of a register or a page is dropped, the guest runs one instruction, and the
+//! result is checked.
 
 use eli::defence::Defence;
 use eli::event::Event;

@@ -2,8 +2,9 @@
 //! and the memory that the guest can spare.
 //!
 //! Slowly, since either side's figures lag: by no more than 5 % of the guest's memory a step, as
-//! MOM's rules do for QEMU (the manager that the VSwapper paper compares with). Pure: [`decide`]
-//! knows no time and no file. Thresholds, of the guest's memory or of the limit that the host has:
+//! MOM's rules do for QEMU (the manager that the VSwapper paper compares with). [`decide`] is pure:
+//! it reads no clock and no file. Thresholds, of the guest's memory or of the limit that the host
+//! has:
 //!
 //! | | |
 //! |---|---|

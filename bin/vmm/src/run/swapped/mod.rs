@@ -39,7 +39,7 @@ use changes::{Changes, follow_size};
 pub use config::SwapConfig;
 use status::{Names, Status, said};
 
-/// How the store's size is read from a file, in messages.
+/// Name of the file from which the store's size is read, in messages.
 const STORE_FILE: &str = "--swap: file";
 /// Duration that the pager's last requests may take, once no page needs them.
 const LAST_REQUESTS: Duration = Duration::from_secs(1);
@@ -125,7 +125,7 @@ struct Swapper<F> {
     handle: Arc<OnceLock<Handle<Message>>>,
 }
 
-/// The pager's core, and who looks whether it lives.
+/// The pager's core, and its monitor.
 struct Running {
     core: Sidecore<Pager>,
     _monitor: Monitor,
@@ -296,7 +296,7 @@ impl<F: Functions> pager::Machine for Door<F> {
     fn pause(&self, trouble: Trouble, report: &Report) {
         let why = self.names.say(trouble);
         say!("paused: {why}\n  swap: {}", self.status.stands(report));
-        // Who waits for a fault does not run either.
+        // A vCPU that waits for a fault does not run either.
         self.control.pause(Duration::ZERO);
     }
 
