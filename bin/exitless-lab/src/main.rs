@@ -23,7 +23,7 @@ use vmm::{log, program, run, serve};
 
 use faults::{FAULTS_OF_DAEMONS, FAULTS_OF_MACHINES, Faults, Faulty, Program};
 
-/// With the commit that it was built from, as far as the makefile has said.
+/// With the commit that it was built from, as far as the makefile has named it.
 static VERSION: LazyLock<String> =
     LazyLock::new(|| program::version(option_env!("EXITLESS_COMMIT")));
 

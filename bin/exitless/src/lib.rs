@@ -19,7 +19,7 @@ use vmm::composition::Composition;
 use vmm::run::{Assembly, Attached, MachineComposition, MakeFunctions};
 use vmm::{device_worker, doctor, log, program, run, serve};
 
-/// With the commit that it was built from, as far as the makefile has said.
+/// With the commit that it was built from, as far as the makefile has named it.
 static VERSION: LazyLock<String> =
     LazyLock::new(|| program::version(option_env!("EXITLESS_COMMIT")));
 

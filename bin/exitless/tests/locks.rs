@@ -441,7 +441,7 @@ fn one_daemon_is_told_at_once_that_it_has_the_image_itself() {
     let (serve, _) = images.serve(&[&block, &block]);
     let mut daemon = Program::start(serve);
     assert_eq!(daemon.end(), Some(2));
-    // A wait would have said so.
+    // A wait would have been reported.
     assert!(!daemon.said().contains("waiting"), "{}", daemon.said());
     assert!(daemon.said().contains(&format!(
         "in use: this process ({}) writes to it",
@@ -506,8 +506,8 @@ fn hold_a_write(fs: &HeldFs, name: &str, socket: &Path) -> Client {
 }
 
 /// A daemon is killed while the kernel holds a write of its to `file`: `block` is what it serves,
-/// `successor` what its successor does, and the write is held for `hold` after that one has said
-/// that it waits.
+/// `successor` what its successor does, and the write is held for `hold` after that one has
+/// reported that it waits.
 fn killed_in_mid_write(fs: &HeldFs, file: &str, block: &str, successor: &str, hold: Duration) {
     let images = Images::new();
     let (serve, socket) = images.serve(&[block]);

@@ -95,7 +95,7 @@ pub struct MachineOutline<'a> {
     pub is_memory_shared: bool,
     /// Only some of the memory is there (`--resident`).
     pub has_pager: bool,
-    /// Pages stand for blocks of disks (`--mapper on`).
+    /// Pages may be backed by blocks of disks (`--mapper on`).
     pub has_mapper: bool,
     /// There is a balloon.
     pub has_balloon: bool,

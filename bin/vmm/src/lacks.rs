@@ -121,7 +121,7 @@ pub fn look_for_given() -> Result<()> {
         given_in_trial("epoll_wait", libc::epoll_wait(-1, null_mut(), 1, 0))?;
     }
     given("signalfd", signals::try_signalfd())?;
-    // It tells apart the files of front ends on which a read could wait without end.
+    // It distinguishes the files of front ends on which a read could wait without end.
     given("fstatfs", fstatfs(&event).map_err(refused))?;
     Ok(())
 }

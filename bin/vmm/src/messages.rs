@@ -18,9 +18,9 @@ use crate::log_line::{Format, Line};
 static SINK: OnceLock<Sink> = OnceLock::new();
 /// Name of the program, which its messages begin with.
 static PROGRAM: OnceLock<String> = OnceLock::new();
-/// As text until it is set.
+/// Form of the messages; text until it is set.
 static FORMAT: OnceLock<Format> = OnceLock::new();
-/// Messages left out since that was last said.
+/// Messages left out since that was last reported.
 static LOST: AtomicU64 = AtomicU64::new(0);
 
 /// Starts the thread of messages: from now on none waits. To be called after the signals have been
@@ -114,7 +114,7 @@ fn print(text: &str) {
     }
 }
 
-/// Waits until everything said has been written, at most for `limit`.
+/// Waits until every message has been written, at most for `limit`.
 pub fn finish(limit: Duration) {
     if let Some(sink) = SINK.get() {
         sink.flush(limit);

@@ -21,7 +21,7 @@ const SUBCOMMANDS: [&str; 8] = [
     "swap-figures",
     "swap-lab",
 ];
-/// That program.
+/// Name of `exitless-lab`.
 const LAB: &str = "exitless-lab";
 /// An option in whose place there is a fault.
 struct Moved {

@@ -179,7 +179,7 @@ pub struct Swap {
     pub resident: u64,
     /// Pages of the swap store that hold something.
     pub stored: u64,
-    /// Pages that stand for blocks of disks, in memory or not.
+    /// Pages that are backed by blocks of disks, in memory or not.
     pub tracked: u64,
     /// Reason of the last pause of the machine; of a window, of the last pause in it.
     pub pause_reason: Option<String>,
@@ -203,7 +203,7 @@ impl Swap {
 counts! {
     /// Requests of the guest to a paravirtual IOMMU.
     ParavirtualCounts {
-        /// Requests taken from its ring, whatever came of them.
+        /// Requests taken from its ring, with any outcome.
         requests,
         /// ATTACH requests carried out.
         attaches,
@@ -275,7 +275,7 @@ pub struct BalloonFigures {
     pub target: u64,
     /// Pages that it has, as the guest says.
     pub actual: u64,
-    /// Bytes that the guest uses for nothing, as it said last; none if it does not say.
+    /// Bytes that the guest uses for nothing, by its last report; none if it reports none.
     pub free: Option<u64>,
     /// Bytes that new programs of the guest could have, as it estimates.
     pub available: Option<u64>,
@@ -462,7 +462,7 @@ pub struct Window {
     /// Assigned devices.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub devices: Vec<DeviceFigures>,
-    /// Whether the kernel's histograms told processor causes apart.
+    /// Whether the kernel's histograms distinguished processor causes.
     pub histograms: bool,
 }
 
@@ -547,7 +547,7 @@ impl Exits {
         self.overlap += beyond;
     }
 
-    /// Charges all exits but those that addresses tell apart.
+    /// Charges all exits but those that addresses distinguish.
     fn by_reason(&mut self, split: &Split, user: &UserExits) {
         let of = |reason| split.of(reason);
         self.interrupt = of(Reason::Interrupt);

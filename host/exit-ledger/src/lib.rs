@@ -27,7 +27,7 @@ pub const END: u8 = 2;
 /// Windows kept: a guest that writes the marker for ever costs no memory.
 const MAX_WINDOWS: usize = 4096;
 
-/// Where a snapshot comes from: the machine.
+/// Source of snapshots: the machine.
 pub trait Source: Send + Sync {
     /// Sets up what the first window needs. Called before each window begins.
     fn prepare(&self) {}

@@ -38,14 +38,14 @@ pub enum Reason {
     Apic,
     /// Second-level page fault: memory, or a device. Which, the ledger says by address.
     PageFault,
-    /// Access to a device's memory that the processor tells apart from a page fault: Intel's EPT
+    /// Access to a device's memory that the processor distinguishes from a page fault: Intel's EPT
     /// misconfiguration.
     Misconfiguration,
     /// Port I/O.
     Io,
     /// Anything else: CPUID, other MSRs, control registers, hypercalls.
     Other,
-    /// An access to an MSR, or an end of interrupt, of which no tracepoint said which.
+    /// An access to an MSR, or an end of interrupt, that no tracepoint identified.
     Unnamed,
 }
 

@@ -85,7 +85,7 @@ enum Place {
     Outside(u64),
 }
 
-/// Where BARs may be shown: only there does the machine decode them.
+/// Windows in which BARs may be shown: only there does the machine decode them.
 const WINDOWS: [Range<u64>; 2] = [
     layout::PCI_WINDOW..layout::PCI_WINDOW_END,
     layout::PCI_WINDOW_HIGH,
@@ -221,7 +221,7 @@ impl BarMemory {
     }
 
     fn pieces(&self) -> MutexGuard<'_, Pieces> {
-        // Each piece's slot is noted as soon as KVM has it or has let it go: a panic in between
+        // Each piece's slot is noted as soon as KVM has added or deleted it: a panic in between
         // leaves a slot that stays.
         self.pieces.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -71,7 +71,7 @@ pub struct CoalescedRing {
     page: Arc<RingPage>,
 }
 
-/// A look at the ring that takes nothing, beside its consumer.
+/// A view of the ring that takes nothing, beside its consumer.
 pub struct RingProbe(Arc<RingPage>);
 
 impl RingProbe {
@@ -106,7 +106,7 @@ impl CoalescedRing {
         Ok(Self { page })
     }
 
-    /// Returns a look at the ring.
+    /// Returns a view of the ring.
     pub fn probe(&self) -> RingProbe {
         RingProbe(self.page.clone())
     }

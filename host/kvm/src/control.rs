@@ -71,7 +71,7 @@ pub type Visit = Box<dyn FnOnce(&VcpuFd, bool) + Send>;
 pub struct Control {
     state: Mutex<State>,
     changed: Condvar,
-    /// Whether vCPU threads must look at `state` before they enter the guest.
+    /// Whether vCPU threads must check `state` before they enter the guest.
     attention: AtomicBool,
     over: AtomicBool,
     end_event: EventFd,
@@ -264,7 +264,7 @@ impl Control {
         self.changed.notify_all();
     }
 
-    /// Makes every vCPU thread look at the state.
+    /// Makes every vCPU thread check the state.
     fn summon(&self, state: &State) {
         // Release: a vCPU that sees it takes the lock and so sees the state. The flag is set before
         // the signal is sent; a vCPU clears its immediate_exit before it looks, so it misses

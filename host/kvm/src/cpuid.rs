@@ -40,7 +40,8 @@ pub fn supported(kvm: &Kvm) -> Result<CpuId, KvmError> {
 /// Returns the number of bits of the guest-physical addresses that a guest of this CPUID can use
 /// (leaf 0x8000_0008): EAX 7:0, or 23:16 where the host translates fewer than its processor has.
 pub fn physical_address_bits(cpuid: &CpuId) -> u8 {
-    /// Of a processor that does not tell (AMD APM volume 3, Intel SDM volume 2: 36 with PAE).
+    /// Bits of a processor that does not report them (AMD APM volume 3, Intel SDM volume 2: 36 with
+    /// PAE).
     const UNTOLD: u8 = 36;
     let leaf = cpuid.as_slice().iter().find(|e| e.function == 0x8000_0008);
     leaf.map_or(UNTOLD, |entry| match entry.eax.to_le_bytes() {
@@ -128,7 +129,7 @@ pub fn for_vcpu(supported: &CpuId, apic_id: u8, cpus: u8) -> CpuId {
     for entry in &mut entries {
         adapt(entry, apic_id, cpus);
     }
-    // Leaf 0 tells the highest basic leaf; Linux looks at 0xB only up to there.
+    // Leaf 0 has the highest basic leaf; Linux reads 0xB only up to there.
     let highest = entries
         .iter()
         .find(|e| e.function == 0)

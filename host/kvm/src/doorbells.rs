@@ -30,7 +30,7 @@ pub struct KvmDoorbells {
     rung: u64,
 }
 
-/// Where KVM listens for a function's doorbells.
+/// Place at which KVM listens for a function's doorbells.
 pub struct IoEvents {
     vm: Arc<dyn Listen>,
     fds: Vec<EventFd>,
@@ -79,7 +79,7 @@ pub fn try_listening(vm: &Vm) -> io::Result<()> {
     tried.inspect_err(|_| vm.go_without_doorbells())
 }
 
-/// Where a function's doorbells are, for other threads; one function's BAR lies in one place for
+/// Place of a function's doorbells, for other threads; one function's BAR lies in one place for
 /// nearly all its life.
 #[derive(Debug, Default)]
 pub struct Places {

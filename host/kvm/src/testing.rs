@@ -12,7 +12,7 @@ use crate::{Vcpu, Vm, cpuid};
 
 /// Bytes of RAM, from guest-physical 0: one large page, mapped one to one.
 const RAM_SIZE: u64 = 2 << 20;
-/// Where the instructions are.
+/// Address of the instructions.
 const CODE: u64 = 0x1_0000;
 
 /// PML4, PDPT, and a directory for each GiB.

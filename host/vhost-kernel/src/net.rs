@@ -67,8 +67,8 @@ pub enum VhostNetError {
     Regions(usize),
 }
 
-/// See the crate's head. Fields are dropped in this order: the kernel's use of memory ends before
-/// the memory.
+/// A device of vhost-net: see the crate's head. Fields are dropped in this order: the kernel's use
+/// of memory ends before the memory.
 #[derive(Debug)]
 pub struct VhostNet {
     file: File,

@@ -85,7 +85,7 @@ pub unsafe fn set_ring_addr(file: &File, addr: &RingAddr) -> io::Result<()> {
     })
 }
 
-/// Tells the IOTLB something.
+/// Sends the IOTLB a message.
 ///
 /// # Safety
 /// As of [`set_memory`], of what an update maps with an access.

@@ -46,7 +46,7 @@ static USED: Page = Page::new();
 static HEADER: Page = Page::new();
 static STATE: Page = Page::new();
 
-/// Where the three parts of a ring are.
+/// Addresses of the three parts of a ring.
 #[derive(Clone, Copy)]
 pub struct Places {
     /// Descriptors.

@@ -11,7 +11,7 @@ use crate::interrupts;
 use crate::tables::{self, Page};
 use crate::{Run, WINDOW_MS, time};
 
-/// Where the hypervisor's memory begins.
+/// Address at which the hypervisor's memory begins.
 pub const HIDDEN: u64 = 0x3000_0000;
 /// Limits of an interrupt table of one page, and of none.
 const PAGE_LIMIT: u16 = 4095;

@@ -35,7 +35,7 @@ const PROTECTION: u8 = 13;
 const EXCEPTIONS: u8 = 32;
 /// The first vector of the host's class.
 const HOST_CLASS: u8 = 0xf0;
-/// More faults of one interrupt than this are a circle.
+/// Most faults of one interrupt: more are a loop.
 const FAULTS_MAX: u32 = 1000;
 
 static COUNTS: [AtomicU32; 256] = [const { AtomicU32::new(0) }; 256];
@@ -66,7 +66,7 @@ struct Frame {
 }
 
 impl Frame {
-    /// Where stubs.s keeps rax.
+    /// Offset at which stubs.s keeps rax.
     const RAX: usize = 9;
 }
 

@@ -118,7 +118,7 @@ const PAYLOADS: &[(&str, Payload)] = &[
 
 /// The shortest window, milliseconds.
 pub const WINDOW_MS: u64 = 1100;
-/// Where the measured window is marked.
+/// Port at which the measured window is marked.
 const MARK: u16 = 0xe0;
 /// Port at which QEMU's q35 is switched off, and the value that does it.
 pub const POWER: u16 = 0x604;

@@ -20,7 +20,7 @@ const EFER: u32 = 0xc000_0080;
 /// In EFER: long mode is chosen; it is on.
 const CHOSEN: u32 = 1 << 8;
 const ON: u32 = 1 << 10;
-/// Between interrupts to itself, milliseconds.
+/// Time between interrupts to itself, milliseconds.
 const PAUSE_MS: u64 = 10;
 const TIMES: u64 = WINDOW_MS / PAUSE_MS;
 
@@ -57,7 +57,7 @@ struct Order {
 #[repr(transparent)]
 pub struct Place(UnsafeCell<Order>);
 
-// SAFETY: one processor, and only `change` looks at it.
+// SAFETY: one processor, and only `change` accesses it.
 unsafe impl Sync for Place {}
 
 #[unsafe(no_mangle)]

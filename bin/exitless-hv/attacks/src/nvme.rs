@@ -93,7 +93,7 @@ impl Nvme {
         if !time::until(5000, || is_ready(0)) {
             return Err("the controller does not stop");
         }
-        // MSI-X comes before the queue: QEMU's controller looks at it when it makes one.
+        // MSI-X comes before the queue: QEMU's controller reads its state when it makes one.
         self.set_msix(MSIX_ENABLE | MSIX_MASKED);
         poke(self.entry + 12, 1);
         poke(self.registers + AQA, (ENTRIES - 1) << 16 | (ENTRIES - 1));

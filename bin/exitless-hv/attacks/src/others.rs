@@ -19,8 +19,8 @@ const INIT: u64 = 5 << 8;
 const START_UP: u64 = 6 << 8;
 const ASSERT: u64 = 1 << 14;
 
-/// Where the second processor begins, and its handlers; a page of low memory that nothing else
-/// uses.
+/// Addresses of the second processor's start and of its handlers; a page of low memory that nothing
+/// else uses.
 const CODE: usize = 0x9000;
 const HANDLER: usize = 0x9080;
 const NMI_HANDLER: usize = 0x90c0;

@@ -14,7 +14,7 @@ pub const TPR: u32 = 0x808;
 pub const EOI: u32 = 0x80b;
 /// Spurious vector, and the software's switch.
 pub const SPURIOUS: u32 = 0x80f;
-/// In service, the first of eight.
+/// Vectors in service, the first of eight registers.
 pub const ISR: u32 = 0x810;
 /// Trigger mode, the first of eight.
 pub const TMR: u32 = 0x818;

@@ -11,7 +11,7 @@ pub const COM2: u16 = 0x2f8;
 /// The first.
 pub const COM1: u16 = 0x3f8;
 
-/// Where text goes.
+/// Destination of text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Output {
     /// The debug console.

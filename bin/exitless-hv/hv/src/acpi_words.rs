@@ -1,6 +1,6 @@
 //! Words of firmware's tables (ACPI 6.5, §5.2), which are believed within bounds.
 
-/// The most tables, and the most entries of one, that are looked at.
+/// The most tables, and the most entries of one, that are read.
 pub const ITEMS_MAX: usize = 64;
 /// The longest table that is believed, bytes.
 const LEN_MAX: u32 = 1 << 20;

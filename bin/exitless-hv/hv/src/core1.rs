@@ -43,7 +43,7 @@ pub static NMIS: AtomicU64 = AtomicU64::new(0);
 /// Exits of each of the guest's cores, by which it shows that it is alive; 0: it has not entered
 /// the guest yet.
 pub static ALIVE: [AtomicU64; PROCESSORS_MAX] = [const { AtomicU64::new(0) }; PROCESSORS_MAX];
-/// Where each of the guest's cores is, for the report of one that is lost: see [`place`].
+/// Place of each of the guest's cores, for the report of one that is lost: see [`place`].
 pub static PLACES: [AtomicU8; PROCESSORS_MAX] =
     [const { AtomicU8::new(place::HOST) }; PROCESSORS_MAX];
 

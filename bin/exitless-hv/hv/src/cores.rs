@@ -14,7 +14,7 @@ unsafe extern "C" {
     static core_end: u8;
 }
 
-/// Where real mode begins: page 8.
+/// Address at which real mode begins: page 8.
 const TRAMPOLINE: u64 = 0x8000;
 /// Bytes of a core's stack.
 const STACK_LEN: usize = 32 << 10;

@@ -65,7 +65,7 @@ impl IoApic {
     }
 
     fn write(&self, register: u32, value: u32) {
-        // SAFETY: as above; what may be written has been looked at.
+        // SAFETY: as above; the value has been checked.
         unsafe {
             memory::write32(self.page + SELECT, register);
             memory::write32(self.page + WINDOW, value);
@@ -117,7 +117,7 @@ impl IoApic {
         }
     }
 
-    /// Gives the chip an entry that policy has looked at: masked, changed, and then as it is to be.
+    /// Gives the chip an entry that policy has checked: masked, changed, and then as it is to be.
     pub fn redirect(&self, to: Redirection) {
         let Redirection { pin, entry } = to;
         let low = FIRST_ENTRY + pin * 2;

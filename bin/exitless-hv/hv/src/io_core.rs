@@ -80,7 +80,7 @@ pub enum Completion {
     Injected,
 }
 
-/// This core's own.
+/// State of the I/O core alone.
 struct IoCore {
     memory: DeviceMemory,
     disk: &'static mut [u8],

@@ -5,12 +5,12 @@ use bare::multiboot::{MAGIC, Module};
 
 use crate::memory::{self, Guest, OWN};
 
-/// Where the boot parameters, the command line and the descriptor of a multiboot image are: low
+/// Addresses of the boot parameters, the command line and the descriptor of a multiboot image: low
 /// memory, which no kernel is in.
 const PARAMETERS: u64 = 0x9_0000;
 const COMMAND_LINE: u64 = 0x9_1000;
 const COMMAND_LINE_MAX: usize = 4095;
-/// Where the initrd is: below the hypervisor, at most 128 MiB.
+/// Address of the initrd: below the hypervisor, at most 128 MiB.
 const INITRD: u64 = 0x2800_0000;
 const KERNEL: u64 = 0x10_0000;
 

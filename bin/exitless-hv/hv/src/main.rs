@@ -77,7 +77,7 @@ global_asm!(bare::stubs!(), include_str!("run.s"), options(att_syntax));
 
 /// One for each of the guest's processors.
 static mut PAGES: [Pages; PROCESSORS_MAX] = [Pages::ZERO; PROCESSORS_MAX];
-/// Of the cores of those beside the first.
+/// Stacks of the cores of the guest's processors but the first.
 static mut STACKS: [Stack; PROCESSORS_MAX] = [const { Stack::EMPTY }; PROCESSORS_MAX];
 /// The number of the processor whose core is being started.
 static STARTING: AtomicUsize = AtomicUsize::new(0);

@@ -1,5 +1,5 @@
 //! The assigned device's message table: the guest sees a copy of its page, and what it writes there
-//! goes to the device when it has been looked at.
+//! goes to the device when it has been checked.
 
 use bare::pci;
 use eli::policy::Message;

@@ -6,7 +6,7 @@ use eli::{VectorSet, Ways};
 
 use crate::io_core::Completion;
 
-/// Said when it makes no sense.
+/// Message about a command line that makes no sense.
 pub const HELP: &str = "\
 exitless-hv: runs one guest, each of its processors on a core, with an assigned device's interrupts delivered and completed without an exit
   mode=baseline|delivery|eli|eli+timer|elvis|poll

@@ -46,7 +46,7 @@ pub fn is_own(number: u16) -> bool {
 
 /// Reads a port of the machine's.
 pub fn through_read(number: u16, size: u8) -> u32 {
-    // SAFETY: policy has let it through: reading it does the host no harm.
+    // SAFETY: policy has allowed it: reading it does the host no harm.
     unsafe {
         match size {
             1 => u32::from(port::in8(number)),
@@ -58,7 +58,7 @@ pub fn through_read(number: u16, size: u8) -> u32 {
 
 /// Writes one.
 pub fn through_write(number: u16, size: u8, value: u32) {
-    // SAFETY: policy has let it through, with this value.
+    // SAFETY: policy has allowed it, with this value.
     unsafe {
         match size {
             1 => port::out8(number, value as u8),

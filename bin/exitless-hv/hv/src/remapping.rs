@@ -318,7 +318,7 @@ impl Remapping {
             fence(Ordering::SeqCst);
         }
         self.flush(place.cast(), 16);
-        // A unit that has stopped blocks, which is said when its faults are looked at.
+        // A unit that has stopped blocks, which is reported when its faults are read.
         let _ = self.forget_entries(Some(handle));
     }
 
@@ -427,7 +427,7 @@ impl Remapping {
         }
     }
 
-    /// Writes back what the unit is to read, where it does not look into the caches.
+    /// Writes back what the unit is to read, where it does not snoop the caches.
     fn flush(&self, first: *const u8, len: usize) {
         const LINE: usize = 64;
         if !self.is_incoherent {

@@ -101,7 +101,7 @@ pub enum Count {
     Nmis,
     /// Ticks of the watchdog that the first of the guest's processors sent to others.
     NmisSent,
-    /// Unmaskable interrupts at random moments, which look at a guest that masks others.
+    /// Unmaskable interrupts at random moments, which sample a guest that masks others.
     Samples,
     /// Device interrupts that were acknowledged on the guest's behalf: by an INTR exit, and by a
     /// fault.
@@ -217,7 +217,7 @@ pub struct Counters {
 /// A count of the mode machine: its name, and where it is.
 type Total = (&'static str, fn(&eli::Core) -> u64);
 
-/// Those that are reported.
+/// Counts of the mode machine that are reported.
 pub const TOTALS: [Total; 9] = [
     ("injected", |core| core.counts().injected),
     ("reflected", |core| core.counts().reflected),

@@ -16,7 +16,7 @@ pub struct ShadowTable {
     base: u64,
     limit: u32,
     page: Option<u64>,
-    /// Levels of the page tables of long mode when the mode was looked at.
+    /// Levels of the page tables of long mode when the mode was read.
     levels: Option<u8>,
 }
 

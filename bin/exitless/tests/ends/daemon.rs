@@ -1,4 +1,4 @@
-//! `exitless serve` ends whatever its disks and front ends do, and leaves nothing behind.
+//! `exitless serve` ends in any state of its disks and front ends, and leaves nothing behind.
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::FileExt;

@@ -152,7 +152,7 @@ impl Scene<'_> {
         disk
     }
 
-    /// Requests for so long, and whatever comes back.
+    /// Makes requests for so long, and takes the answers that come.
     fn turn_for(&mut self, disk: &mut CheckedDisk, time: Duration) {
         let end = Instant::now() + time;
         while Instant::now() < end {
@@ -185,7 +185,7 @@ impl Scene<'_> {
         }
     }
 
-    /// Does what the plan says; the storage lets it end at `free`.
+    /// Does what the plan says; the storage allows it to end at `free`.
     fn act(
         &mut self,
         daemon: Program,

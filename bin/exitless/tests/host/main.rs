@@ -64,8 +64,8 @@ fn host_with(
 }
 
 impl Host {
-    /// Whether what a program said when it worked is what is to be said. Lines with `always` are
-    /// said anyway.
+    /// Checks the output of a program that worked: it must have what it has to print. Lines with
+    /// `always` are printed anyway.
     fn check_said(&self, said: &str, always: &str) -> Result<(), String> {
         let Outcome::Works(word) = &self.outcome else {
             return Ok(());
@@ -81,7 +81,7 @@ impl Host {
         }
     }
 
-    /// Whether this is how a program refuses here; what it warns of comes before that.
+    /// Checks that a program refuses here in this way; its warnings come before that.
     fn check_refusal(&self, output: &Output) -> Result<(), String> {
         let Outcome::Refuses(words, _) = &self.outcome else {
             return Ok(());
@@ -128,8 +128,8 @@ fn ended(mut command: Command) -> Output {
     child.wait_with_output().unwrap()
 }
 
-/// Has `check` look at each host, in both ways of saying no, and names all that are not as they
-/// should be.
+/// Has `check` try each host, in both ways of denying, and names all that are not as they should
+/// be.
 fn walk(hosts: &[Host], check: impl Fn(&Host, i32) -> Result<(), String>) {
     let mut wrong = Vec::new();
     for host in hosts {

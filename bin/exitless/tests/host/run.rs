@@ -269,7 +269,7 @@ impl Place {
         program
     }
 
-    /// Checks the machine; what that said.
+    /// Checks the machine. Returns the output.
     fn checks(&self, mut command: Command) -> Result<String, String> {
         let before = self.files();
         command.arg("--check");
@@ -283,7 +283,7 @@ impl Place {
         Ok(said)
     }
 
-    /// Runs the machine; what that said, without the account at its end.
+    /// Runs the machine. Returns the output, without the account at its end.
     fn runs(&self, command: Command) -> Result<String, String> {
         let output = ended(command);
         let said = String::from_utf8_lossy(&output.stderr).into_owned();

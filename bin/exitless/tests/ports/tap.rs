@@ -15,8 +15,8 @@ fn plain(n: u8) -> Packet {
     ([0; 12], frame)
 }
 
-/// TCP over IPv4 that is said to be TCP over IPv4 to be segmented, by `gso_type`, or something
-/// else.
+/// TCP over IPv4 whose header claims, by `gso_type`, that it is TCP over IPv4 to be segmented, or
+/// something else.
 fn segmented(gso_type: u8) -> Packet {
     let mut frame = vec![
         0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 2, 0, 0, 0, 0, 1, 8, 0, 0x45, 0,

@@ -9,7 +9,7 @@ use super::finding::{Finding, State};
 use crate::lacks::IO_URING_REMEDY;
 use crate::resident::{Host, NO_HOST_SWAP, SwapSpace};
 
-/// Where guests run.
+/// Verdict: the host on which guests run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     /// Here.

@@ -1,7 +1,7 @@
 //! Devices that guests can be given: the IOMMU, VFIO, and each device with what it lacks.
 //!
-//! [`Assignment::probe`] reads sysfs, /dev/vfio and this process's limits below a root folder;
-//! the rest judges without a look at the machine. Nothing is bound or opened for a device.
+//! [`Assignment::probe`] reads sysfs, /dev/vfio and this process's limits below a root folder; the
+//! rest judges without access to the machine. Nothing is bound or opened for a device.
 
 mod class;
 mod sysfs;
@@ -43,7 +43,7 @@ pub struct Assignment {
     pub user: u32,
 }
 
-/// Devices that the IOMMU cannot tell apart.
+/// Devices that the IOMMU cannot distinguish.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Group {
     /// Its number.

@@ -1,4 +1,4 @@
-//! Collects the facts of this machine. Whatever cannot be read counts as absent.
+//! Collects the facts of this machine. A fact that cannot be read counts as absent.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;

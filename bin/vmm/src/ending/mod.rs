@@ -16,7 +16,7 @@
 //! | 3 | the guest asked for a reset, with `--on-reboot exit` | |
 //! | 4 | a sidecore stopped answering | a core panicked |
 //! | 5 | a signal while the end was under way | the same |
-//! | 6 | the guest's kernel has panicked, and said so | |
+//! | 6 | the guest's kernel has panicked, and reported it | |
 //! | 7 | the guest asked for a reset, and its machine could not be started again | |
 //! | 128 + n | ended in order by signal n | |
 
@@ -35,7 +35,7 @@ pub const STATUS_STUCK: u8 = 4;
 /// A signal during the end ended the process where it was.
 pub const STATUS_AT_ONCE: u8 = 5;
 
-/// The guest's kernel has panicked, and said so.
+/// The guest's kernel has panicked, and reported it.
 pub const STATUS_PANICKED: u8 = 6;
 /// The machine could not be started again.
 pub const STATUS_NOT_RESTARTED: u8 = 7;

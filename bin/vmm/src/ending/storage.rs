@@ -22,7 +22,7 @@ use crate::messages::say;
 /// Time that storage may take before it is named, and the time until it is named again.
 const NAMED_AFTER: Duration = Duration::from_secs(1);
 const NAMED_AGAIN: Duration = Duration::from_secs(30);
-/// Names of disks whose end is awaited, by whatever tells them apart.
+/// Names of disks whose end is awaited, by a key of the caller's.
 pub type Names<K> = BTreeMap<K, String>;
 
 /// Waits until everything in `names` has come out of `ended`, each by `take`, which answers its

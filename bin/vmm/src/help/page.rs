@@ -24,7 +24,7 @@ pub const HEADINGS: [&str; 6] = [
 /// A part of a page.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Section {
-    /// One of [`HEADINGS`]; empty for what stands before the first.
+    /// One of [`HEADINGS`]; empty for the text before the first.
     pub heading: &'static str,
     /// The blocks below it.
     pub blocks: Vec<Block>,

@@ -209,7 +209,7 @@ fn add<F: Functions, M: PhysMem>(
     let name = format!("vfio-{}", config.address.trim_start_matches("0000:"));
     let calls = CallThread::start(&name, table).context("the thread of its container")?;
     let mut shadow = Shadow::new(source, limits, config.policy, reach.clone(), calls);
-    // A unit that is off, or none, tells nothing.
+    // A unit that is off, or none, reports nothing.
     shadow.look();
     let function = AssignedDevice::new(FunctionParts {
         source,

@@ -81,7 +81,7 @@ pub struct Ejectable {
     pub sink: Arc<dyn EjectSink>,
 }
 
-/// Sidecores and whatever else runs beside the vCPUs.
+/// Sidecores, and all other threads beside the vCPUs.
 pub trait Running {
     /// Called when memory has been loaded and the first vCPU is about to run.
     ///
@@ -93,8 +93,8 @@ pub trait Running {
     /// begin to stop. Does not wait.
     fn end(&mut self);
 
-    /// After [`end`](Self::end): waits for what is in flight, and says so if that takes long; stops
-    /// everything, after the last vCPU thread has returned; prints or writes what is left to
+    /// After [`end`](Self::end): waits for what is in flight, and reports that if it takes long;
+    /// stops everything, after the last vCPU thread has returned; prints or writes what is left to
     /// report. `look` is called now and then while it waits, and may end the process.
     fn stop(self: Box<Self>, look: &dyn Fn()) -> anyhow::Result<()>;
 }

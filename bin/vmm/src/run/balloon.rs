@@ -202,7 +202,7 @@ impl BalloonSpec {
                 let Some((now, said)) = door.with(look) else {
                     break;
                 };
-                // What was said already says nothing of what has been given since.
+                // Figures that have been read before do not count the pages given since.
                 let is_new = std::mem::replace(&mut read_at, said.statistics.read_at_ns)
                     != said.statistics.read_at_ns;
                 let Target::Auto = target else {

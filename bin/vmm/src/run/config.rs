@@ -32,7 +32,7 @@ const MAX_SIDECORES: usize = 16;
 /// Longest time a guest may be given to power off: a day.
 const MAX_STOP_TIMEOUT: u64 = 86_400;
 
-/// Where the serial console is.
+/// Place of the serial console.
 #[derive(Debug)]
 pub enum ConsoleConfig {
     /// Standard input and output.

@@ -217,8 +217,8 @@ impl DeviceConfig {
         line
     }
 
-    /// Gives `set` the policy that stands in the device's file, now and whenever it has been
-    /// written. A text that is no policy is reported, and changes nothing.
+    /// Gives `set` the policy in the device's file, now and whenever it has been written. A text
+    /// that is no policy is reported, and changes nothing.
     ///
     /// # Errors
     /// The file cannot be watched.

@@ -156,10 +156,9 @@ impl DiskConfig {
         Ok(Self { file, ..self })
     }
 
-    /// Opens and locks the image that is in the file, with what stands behind it, for so many
-    /// requests at a time; `None` for a raw file. Its error does not name the file. It has threads,
-    /// so signals are to be blocked before; one that ends the machine ends a wait for a predecessor
-    /// as well.
+    /// Opens and locks the image in the file, with its backing files, for so many requests at a
+    /// time; `None` for a raw file. Its error does not name the file. It has threads, so signals
+    /// are to be blocked before; one that ends the machine ends a wait for a predecessor as well.
     pub fn open_image(&self, depth: u32) -> anyhow::Result<Option<ImageDisk>> {
         let Format::Qcow2 { backing, barriers } = self.format else {
             return Ok(None);
@@ -184,7 +183,7 @@ impl DiskConfig {
             .map_err(|error| image_lock::explain(error, &self.path))
     }
 
-    /// Returns device and inode, which tell whether two disks are one file.
+    /// Returns device and inode, which show whether two disks are one file.
     pub fn identity(&self) -> io::Result<(u64, u64)> {
         let meta = self.file.metadata()?;
         if meta.file_type().is_block_device() {

@@ -60,7 +60,7 @@ pub fn follow(
 
 /// Returns the text in the file; `None` if there is none, or nothing in it.
 fn read(file: &Path) -> Result<Option<String>> {
-    /// More than any size takes.
+    /// Most bytes that are read: more than any size takes.
     const MOST: u64 = 64;
     // A FIFO must not hold us up.
     let opened = File::options()

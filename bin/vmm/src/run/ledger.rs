@@ -41,7 +41,7 @@ use platform::power::MarkerSink;
 /// `KVM_GET_STATS_FD`: `_IO(0xAE, 0xce)`.
 const KVM_GET_STATS_FD: u64 = 0xaece;
 
-/// Where a snapshot's parts come from.
+/// Source of the parts of a snapshot.
 pub struct LedgerSource<F, M> {
     stats: Vec<VcpuStats>,
     exits: ExitLedger,

@@ -70,7 +70,7 @@ pub struct NetConfig {
     pub capture: Option<CaptureConfig>,
 }
 
-/// Entries of a queue, unless said otherwise.
+/// Entries of a queue, unless another number is given.
 const QUEUE: u16 = 256;
 /// Queue pairs of a device that another process serves, at most.
 const SOCKET_PAIRS: u16 = 16;

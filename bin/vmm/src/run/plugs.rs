@@ -36,7 +36,7 @@ pub struct Plugs<'a, F, M> {
     owner: &'a mut Owner<F, M>,
     unit: usize,
     plugged: Vec<Plug>,
-    /// Those that no IOMMU stands before.
+    /// Those that are before no IOMMU.
     beside: Vec<SourceId>,
     assigned: Option<Assigned>,
 }
@@ -45,7 +45,7 @@ pub struct Plugs<'a, F, M> {
 pub struct Plugged {
     /// The parts of their ports.
     pub ports: Vec<Plug>,
-    /// Those that no IOMMU stands before.
+    /// Those that are before no IOMMU.
     pub beside: Vec<SourceId>,
     /// Those that are assigned, if any.
     pub assigned: Option<Assigned>,
@@ -73,7 +73,7 @@ impl<'a, F: Functions, M: PhysMem> Plugs<'a, F, M> {
         self.add_to(self.unit, function.into(), None, None)
     }
 
-    /// Adds `function`, which no IOMMU stands before; its number.
+    /// Adds `function`, which is before no IOMMU. Returns its number.
     pub fn add_beside(&mut self, function: impl Into<F>, doorbells: KvmDoorbells) -> usize {
         let unit = self.owner.add_unit(Units::None(NoIommu::new(MAX_LEASES)));
         let function = function.into();

@@ -21,7 +21,8 @@ pub struct RamConfig {
     /// In a memory file, which other processes can be given, and whose pages can be taken away one
     /// by one; if not, in anonymous memory, as any program's.
     pub is_shared: bool,
-    /// The host may back it with transparent huge pages; nothing: unless they are in the way.
+    /// The host may back it with transparent huge pages; `None`: unless another option forbids
+    /// them.
     pub thp: Option<bool>,
 }
 

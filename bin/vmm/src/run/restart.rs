@@ -39,7 +39,7 @@ use crate::messages::{self, say};
 /// set in the first.
 const COUNT: &str = "EXITLESS_RESTARTS";
 
-/// This program, whatever has become of its file.
+/// Link to this program, also if its file has been replaced or removed.
 const PROGRAM: &str = "/proc/self/exe";
 
 /// Returns the number of restarts of the machine. A word that is no number counts as 0.

@@ -14,7 +14,7 @@ use swap::stopped::Stopped;
 /// itself.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-/// Tells the pager where `vcpu` stands, and has it go on where the pager says.
+/// Sends the pager the registers of `vcpu`, and has the vCPU go on where the pager says.
 pub fn tell(vcpu: &VcpuFd, is_complete: bool, pager: &Handle<Message>) {
     let Some(registers) = registers(vcpu, is_complete) else {
         return;

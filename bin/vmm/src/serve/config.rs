@@ -57,7 +57,7 @@ pub struct Cores {
     pub call_delay_ns: u64,
 }
 
-/// Where a device's blocks are.
+/// Place of a device's blocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
     /// A file or block device of raw blocks.

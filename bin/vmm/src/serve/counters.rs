@@ -9,7 +9,7 @@ use vhost_export::ExportStats;
 use super::switch::SwitchStats;
 use crate::output;
 
-/// Between two looks at answers that are not there yet.
+/// Period of the check for answers that are not there yet.
 const LOOK: Duration = Duration::from_millis(1);
 
 /// Returns the answers that came within `limit`, or until `give_up` says that no caller waits any

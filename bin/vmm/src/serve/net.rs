@@ -60,7 +60,7 @@ pub struct NetConfig {
     pub access: Access,
     /// Its back end.
     pub behind: Behind,
-    /// Largest packet; that of the TAP interface if it is not said.
+    /// Largest packet; that of the TAP interface if it is not given.
     pub mtu: Option<u16>,
     /// Queue pairs.
     pub pairs: u16,

@@ -38,7 +38,7 @@ pub enum ServedMessage {
     Switch(Reply<SwitchStats>),
 }
 
-/// Whether there is work.
+/// Probe for work of a poller.
 pub enum ServedProbe {
     /// For one device.
     One(RingProbe),

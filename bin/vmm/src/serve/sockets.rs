@@ -18,8 +18,8 @@ use crate::lacks;
 /// A place for a socket: its folder's device and inode, and its name in it.
 pub type SocketPlace = ((u64, u64), OsString);
 
-/// The sockets that were made, removed with this. Device and inode number tell ours from one that
-/// another process has made in its place.
+/// The sockets that were made, removed with this. Device and inode number distinguish ours from one
+/// that another process has made in its place.
 #[derive(Default)]
 pub struct Sockets(Vec<(PathBuf, (u64, u64))>);
 

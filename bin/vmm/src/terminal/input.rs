@@ -26,7 +26,7 @@ use crate::messages;
 /// Bytes that wait for the guest.
 const MOST: usize = 64 << 10;
 
-/// Where typing goes.
+/// Destination of typing.
 pub struct Keyboard {
     /// The console's chip.
     pub uart: Arc<Uart>,

@@ -16,7 +16,7 @@ use super::nearest::hint;
 const MOST: u64 = 4 << 20;
 /// Columns of a line that are shown on either side of a mistake.
 const SIDE: usize = 36;
-/// Most characters of what a parser says, which may repeat what stands in the file.
+/// Most characters of a parser's message, which may repeat text of the file.
 const MOST_SAID: usize = 1000;
 
 /// Reads a regular file of text.
@@ -89,7 +89,7 @@ fn printable(c: char) -> char {
     if c.is_control() { '\u{fffd}' } else { c }
 }
 
-/// Where a mistake is.
+/// Place of a mistake.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Excerpt {
     /// `line 3, column 1: `

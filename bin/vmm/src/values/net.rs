@@ -14,7 +14,7 @@ use super::keys::Keys;
 use super::size::{self, in_range};
 use crate::ports::CaptureConfig;
 
-/// Bytes of a capture file, unless said otherwise.
+/// Bytes of a capture file, unless another number is given.
 const CAPTURE: u64 = 64 << 20;
 
 /// One device as it is written.

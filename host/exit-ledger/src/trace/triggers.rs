@@ -90,7 +90,7 @@ impl Names {
 pub const EXITS: &str = "events/kvm/kvm_exit";
 /// Ends of interrupts.
 pub const EOI: &str = "events/kvm/kvm_eoi";
-/// Those of them that were paravirtual.
+/// Ends of interrupt that were paravirtual.
 pub const PV_EOI: &str = "events/kvm/kvm_pv_eoi";
 /// Model-specific registers.
 pub const MSRS: &str = "events/kvm/kvm_msr";

@@ -1,4 +1,4 @@
-//! Two register pages whose writes stand in one ring, with this process as KVM.
+//! Two register pages whose writes are in one ring, with this process as KVM.
 
 use guest_mem::{Gpa, RegisterPage, SlotMapping};
 use kvm_bindings::{KVM_MEM_READONLY, kvm_regs};

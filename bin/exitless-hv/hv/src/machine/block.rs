@@ -9,8 +9,8 @@
 //! |---|---|
 //! | common configuration | exits at each access, and runs it on a page of its own |
 //! | ISR, device's configuration, pending bits | reads; a write has no effect |
-//! | doorbell | writes, and nothing comes of it |
-//! | message table | reads; a write exits, and is looked at as an assigned device's |
+//! | doorbell | writes, without effect |
+//! | message table | reads; a write exits, and is checked as an assigned device's |
 
 use bare::pci;
 use elvis::function::{self, Function, Written};

@@ -38,7 +38,7 @@ impl Chips {
         Some(self.remapping.as_mut()?.message(index, to, vector))
     }
 
-    /// Has an entry of the I/O APIC, which policy has looked at, name an interrupt of the IOMMU; as
+    /// Has an entry of the I/O APIC, which policy has checked, name an interrupt of the IOMMU; as
     /// it is where there is none.
     pub fn remapped_redirection(&mut self, to: Redirection) -> Redirection {
         let Some(unit) = &mut self.remapping else {
@@ -81,7 +81,7 @@ impl Chips {
         self.io_apic.as_ref().map_or([(0, 0); 2], IoApic::shown)
     }
 
-    /// Takes a write of the guest's to the I/O APIC. Returns an entry that policy has to look at.
+    /// Takes a write of the guest's to the I/O APIC. Returns an entry that policy has to check.
     pub fn io_apic_written(&mut self, offset: u64, value: u32) -> Option<Redirection> {
         self.io_apic.as_mut()?.written(offset, value)
     }
@@ -106,7 +106,7 @@ impl Chips {
         self.deferred &= !(1 << pin);
     }
 
-    /// Gives the I/O APIC an entry that policy has looked at.
+    /// Gives the I/O APIC an entry that policy has checked.
     pub fn redirect(&self, to: Redirection) {
         if let Some(chip) = &self.io_apic {
             chip.redirect(to);

@@ -27,7 +27,7 @@ pub mod request {
     pub const PROTECT: u32 = 1 << 2;
     /// The page of this processor's shadow was written by another, or can be no more from here on.
     pub const REFRESH: u32 = 1 << 3;
-    /// These can be served at any moment of an exit.
+    /// Requests that can be served at any moment of an exit.
     pub const LOOKS: u32 = MESSAGES | PINS | PROTECT | REFRESH;
     /// INIT.
     pub const INIT: u32 = 1 << 4;

@@ -25,7 +25,7 @@ use crate::remapping::{self, Remapping, Unfit};
 use crate::report::Counters;
 use crate::{core1, hpet, raw_ports, refuse};
 
-/// Where interrupts are written to, and where a local APIC has its registers in memory.
+/// Address to which interrupts are written, and at which a local APIC has its registers in memory.
 const LOCAL_APIC: core::ops::Range<u64> = 0xfee0_0000..0xfef0_0000;
 
 impl Machine {

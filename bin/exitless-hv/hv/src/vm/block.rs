@@ -1,6 +1,6 @@
 //! The block function, as the guest's processor accesses it
 //! ([`Block`](crate::machine::block::Block)): its pages, its registers, and the vectors of its
-//! messages, which are looked at like an assigned device's.
+//! messages, which are checked like an assigned device's.
 
 use eli::VectorSet;
 use eli::defence::Defence;
@@ -38,7 +38,7 @@ impl Processor {
     }
 
     /// Returns the page for an access of the guest's at `address`, if a protected one of the
-    /// function's is there: with what it reads, and to look at behind a write.
+    /// function's is there: with what it reads, and to be checked after a write.
     pub(super) fn block_shown(&mut self, address: u64) -> Option<u64> {
         let scratch = &mut self.pages.scratch;
         match self.machine.block_page(address & !(PAGE - 1))? {

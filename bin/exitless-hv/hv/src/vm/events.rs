@@ -52,7 +52,7 @@ impl Processor {
         }
     }
 
-    /// Watches a guest that is entered in direct mode: the next moment at which it is looked at is
+    /// Watches a guest that is entered in direct mode: the next moment at which it is sampled is
     /// set, if there is none.
     pub(super) fn watch_masking(&mut self) {
         if self.interrupts.wants_sample()

@@ -1,4 +1,4 @@
-//! Accesses to the guest's local APIC, which is the real one as far as policy lets it.
+//! Accesses to the guest's local APIC, which is the real one as far as policy allows.
 
 use bare::apic;
 use eli::Vector;
@@ -193,7 +193,7 @@ impl Processor {
             self.limit_period(apic::read(apic::TIMER_DIVIDE) as u32);
         }
         // SAFETY: masked, or fixed with a vector that is the guest's; ExtINT, whose vectors are
-        // looked at elsewhere.
+        // checked elsewhere.
         unsafe { apic::write(register, u64::from(write.real & bits)) }
         if entry == Lvt::Timer {
             let through = self.sets_timer_itself();

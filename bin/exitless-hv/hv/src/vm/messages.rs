@@ -1,5 +1,5 @@
 //! Interrupt messages that the guest programs: the device's (MSI-X), and the I/O APIC's. Policy
-//! looks at each before the hardware has it.
+//! checks each before the hardware has it.
 
 use eli::defence::Defence;
 use eli::hosts::Source;

@@ -83,7 +83,7 @@ pub struct Processor {
     protected: [Option<u64>; PROCESSORS_MAX],
     /// Ticks of the watchdog when one was taken last.
     watchdog_ticks: u64,
-    /// Cycles at the last look at the clock.
+    /// Cycles at the last read of the clock.
     looked: u64,
 }
 

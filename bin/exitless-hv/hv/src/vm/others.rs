@@ -3,8 +3,8 @@
 //!
 //! No command of the guest's reaches hardware as it is. A fixed interrupt to another processor is
 //! sent as it is meant where that one has the vector assigned, so it takes it without an exit;
-//! others are posted, and a message of the host's has it look. An NMI is injected, INIT and
-//! start-up are states here: no core of the host's gets any of them.
+//! others are posted, and a message of the host's has it serve its mailbox. An NMI is injected,
+//! INIT and start-up are states here: no core of the host's gets any of them.
 //!
 //! ```text
 //!   runs ── INIT ─▶ waits: the core halts, and serves others ── start-up ─▶ runs, in real mode

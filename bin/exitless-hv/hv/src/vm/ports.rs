@@ -82,7 +82,7 @@ impl Processor {
 
     /// Handles INS or OUTS: one element, behind which a repeated one exits again. Of the guest's
     /// kernel in 64-bit mode alone, where no segment but FS and GS has a base; those two are not
-    /// looked at.
+    /// checked.
     fn io_string(&mut self, io: Io, next: u64) -> Result<(), Event> {
         const LONG_MODE: u64 = 1 << 10;
         const LONG: u16 = 1 << 9;
@@ -112,7 +112,7 @@ impl Processor {
             if io.is_in {
                 let value = self.port_read(io.port, io.size);
                 for (place, byte) in places[..len].iter().zip(value.to_le_bytes()) {
-                    // It is there: looked at above.
+                    // It is there: checked above.
                     let _ = self.machine.memory().write(*place, &[byte]);
                 }
             } else {

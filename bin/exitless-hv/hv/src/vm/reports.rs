@@ -111,7 +111,7 @@ impl Processor {
         self.counters.add(Count::DmaFaultsLost, lost.into());
     }
 
-    /// Returns whether it is time to look at the clock, which is slower than this: a device's
+    /// Returns whether it is time to read the clock, which is slower than this: a device's
     /// register, and read three times. For an interval of milliseconds.
     fn is_look_due(&mut self) -> bool {
         const CYCLES: u64 = 1_000_000;

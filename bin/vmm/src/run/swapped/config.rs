@@ -20,7 +20,8 @@ use crate::values::{counted, size};
 
 /// Bytes that every guest needs: its kernel, and the pages in use at a time.
 const LEAST: u64 = 16 << 20;
-/// Of each disk: its largest request, and its rings with what their descriptors point to.
+/// Bytes that each disk needs: its largest request, and its rings with what their descriptors point
+/// to.
 const LEAST_OF_A_DISK: u64 = (4 << 20) + (1 << 20);
 
 /// A checked request.

@@ -189,8 +189,8 @@ const SOURCES: [Source; 26] = [
     |s| &mut s.owner.iommu_doorbells,
 ];
 
-/// Those of which more shows. Of fewer, what is left stays with interrupts, which it is: their
-/// exits say so.
+/// Sources that joins count. A surplus is detected. A lack is not: those exits stay with
+/// interrupts, which they are by their reasons.
 const JOINS: [Source; 4] = [
     |s| &mut traced(s).ticks,
     |s| &mut traced(s).other_interrupts,
@@ -198,8 +198,8 @@ const JOINS: [Source; 4] = [
     |s| &mut traced(s).other_windows,
 ];
 
-/// Those of accesses to registers: page faults there are what counts, so more than those shows, and
-/// fewer changes nothing.
+/// Sources of accesses to registers. The page faults there are what counts: a surplus over them is
+/// detected, and a lack changes nothing.
 const HEARD_OF: [Source; 3] = [
     |s| &mut s.user.iommu,
     |s| &mut s.owner.logged_writes,
