@@ -137,7 +137,8 @@ pub fn legacy(run: &Run) {
     ));
 }
 
-/// Returns whether it was in 32-bit mode, and the interrupts that came there: its own, the host's.
+/// Changes the mode. Returns whether it was in 32-bit mode, and the interrupts that came there: its
+/// own, the host's.
 fn change(without: u32, by_rules: bool) -> (u32, u32, u32) {
     const LARGE: u64 = 1 << 7;
     for vector in 0..256 {

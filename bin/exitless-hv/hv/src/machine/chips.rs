@@ -101,7 +101,8 @@ impl Chips {
         pins.map(|(pin, entry)| Redirection { pin, entry })
     }
 
-    /// Settles a pin's entry, which is put through, or is another than was left.
+    /// Removes a pin from those that were left: its entry is put through, or is another than was
+    /// left.
     pub fn settle(&mut self, pin: u32) {
         self.deferred &= !(1 << pin);
     }

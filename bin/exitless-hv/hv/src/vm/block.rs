@@ -25,7 +25,7 @@ impl Processor {
         }
     }
 
-    /// Protects a page as the guest has it between its accesses.
+    /// Maps a page as the guest has it between its accesses.
     pub(super) fn protect_block(&mut self, page: u64) {
         match self.machine.block_page(page) {
             Some(BlockPage::Registers) => self.map(page, page, Access::Nothing),

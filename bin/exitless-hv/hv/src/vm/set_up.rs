@@ -43,7 +43,7 @@ impl Processor {
         self.show_block();
     }
 
-    /// Starts the local APIC's timer, and the host's tick.
+    /// Limits the period of the local APIC's timer, and sets the host's tick.
     pub fn start_timers(&mut self) {
         if let Some(clock) = self.machine.clock()
             && self.defends(Defence::Period)

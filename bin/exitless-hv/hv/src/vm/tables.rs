@@ -92,8 +92,8 @@ impl Processor {
         true
     }
 
-    /// Follows a register by which the processor's mode goes, which was written: the shadow is
-    /// checked anew, if it has changed.
+    /// Follows a write to a register by which the processor's mode goes: the shadow is set up anew,
+    /// if the mode has changed.
     pub(super) fn mode_changed(&mut self) {
         if self.table.set_levels(self.levels()) {
             self.engage();
