@@ -20,7 +20,7 @@ pub fn main(args: &DoctorArgs) -> Result<u8> {
     })
 }
 
-/// The lab as a host for guests, by what keeps it from starting here, but for memory.
+/// Returns the lab as a host for guests, by what keeps it from starting here, but for memory.
 fn lab(obstacles: &[String], is_inside: bool, available_mib: u64) -> OtherHost {
     let (state, value) = if is_inside {
         (State::Limited, "this is the lab already".to_owned())

@@ -1,5 +1,5 @@
-//! Examples are what they look like: each is taken out of the help, the manual page or the document
-//! as a user would copy it, read as a shell reads it, and given to the command line's own parser.
+//! Checks of examples: each is taken out of the help, the manual page or the document as a user
+//! would copy it, read as a shell reads it, and given to the command line's own parser.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -16,7 +16,7 @@ use vmm::serve::ServeArgs;
 use crate::faults::{Faults, Program};
 use crate::{Cli, Command as OfLab};
 
-/// The programs' command lines.
+/// Returns the programs' command lines.
 fn programs() -> [Command; 2] {
     [exitless::Cli::command(), Cli::command()]
 }
@@ -40,8 +40,8 @@ const OTHERS: [&str; 15] = [
     "vhost-net",
 ];
 
-/// The commands of a text, each as the words that a shell makes of it: without redirections and
-/// comments.
+/// Returns the commands of a text, each as the words that a shell makes of it: without redirections
+/// and comments.
 fn shell(text: &str) -> Vec<Vec<String>> {
     let mut commands = vec![Vec::new()];
     let mut word: Option<String> = None;
@@ -237,13 +237,13 @@ fn commands() -> Vec<(Command, Option<String>, Command)> {
     programs().into_iter().flat_map(of).collect()
 }
 
-/// The text behind a command's options.
+/// Returns the text behind a command's options.
 fn after(command: &Command) -> String {
     let after = command.get_after_long_help();
     after.map(ToString::to_string).unwrap_or_default()
 }
 
-/// The long help at a terminal's width, as it is printed.
+/// Returns the long help at a terminal's width, as it is printed.
 fn help_at(program: &Command, name: Option<&str>, width: usize) -> String {
     let program = unbroken(program.clone());
     let mut program = program
@@ -260,7 +260,7 @@ fn help_at(program: &Command, name: Option<&str>, width: usize) -> String {
     printable(&rendered.to_string())
 }
 
-/// The part of a printed help behind the options.
+/// Returns the part of a printed help behind the options.
 fn printed_after(help: &str) -> String {
     let is_heading = |line: &&str| HEADINGS.iter().any(|name| *line == format!("{name}:"));
     let lines: Vec<&str> = help.lines().collect();
@@ -360,7 +360,7 @@ fn root() -> PathBuf {
         .unwrap()
 }
 
-/// The documents of the project.
+/// Returns the documents of the project.
 fn documents() -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut folders = vec![root()];
@@ -521,7 +521,7 @@ fn a_manual_page_has_its_sections_and_the_values_of_its_options() {
     }
 }
 
-/// The page as a terminal of this width shows it, and what the formatter complains of.
+/// Returns the page as a terminal of this width shows it, and what the formatter complains of.
 fn formatted(page: &str, width: usize) -> Option<(String, String)> {
     let mut groff = Process::new("groff");
     groff.args([
@@ -615,7 +615,7 @@ fn all_pages_are_written_but_those_of_hidden_commands() {
     }
 }
 
-/// The message about wrong arguments.
+/// Returns the message about wrong arguments.
 fn said(program: &Command, args: &[&str]) -> String {
     let mut command = program.clone();
     let name = program.get_name();

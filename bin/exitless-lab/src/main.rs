@@ -1,10 +1,10 @@
-//! `exitless-lab`: what shows and tests `exitless`.
+//! `exitless-lab`: tests and demonstrations of `exitless`.
 //!
 //! This file only names the subcommands. Those that judge whole guests are in the crate `harness`;
 //! `run` and `serve` are those of `exitless`, out of the crate `vmm`.
 //!
-//! Exit status: what the subcommand says, 2 for a request that could not start (one line on stderr
-//! says why), 1 for a failure under way.
+//! Exit status: that of the subcommand, 2 for a request that could not start (one line on stderr
+//! gives the reason), 1 for a failure under way.
 #![forbid(unsafe_code)]
 
 mod doctor;
@@ -24,7 +24,7 @@ use vmm::{log, program, run, serve};
 
 use faults::{FAULTS_OF_DAEMONS, FAULTS_OF_MACHINES, Faults, Faulty, Program};
 
-/// With the commit that it was built from, as far as the makefile has said.
+/// With the commit that it was built from, as far as the makefile has named it.
 static VERSION: LazyLock<String> =
     LazyLock::new(|| program::version(option_env!("EXITLESS_COMMIT")));
 
@@ -105,8 +105,8 @@ Signals:
 Files:
   serve.toml  As of exitless serve.";
 
-/// What shows and tests exitless: whole guests in an emulated host, and machines whose parts fail
-/// on purpose.
+/// Tests and demonstrations of exitless: whole guests in an emulated host, and machines whose parts
+/// fail on purpose.
 #[derive(Parser)]
 #[command(name = "exitless-lab", version = VERSION.as_str(), about, after_long_help = EXAMPLES, max_term_width = 100)]
 struct Cli {
@@ -195,7 +195,7 @@ struct ServeArgs {
     fault: Vec<String>,
 }
 
-/// A command that writes a report, if that can be written: better said now than after the last
+/// Runs a command that writes a report, if that can be written: better said now than after the last
 /// measurement.
 fn with_report(report: &Path, main: impl FnOnce() -> anyhow::Result<u8>) -> anyhow::Result<u8> {
     program::check_report("--report", report)?;

@@ -1,4 +1,4 @@
-//! `exitless-lab doctor` of a user who may do less than who built it.
+//! `exitless-lab doctor` of a user with fewer permissions than the one who built it.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -16,7 +16,8 @@ fn a_user_who_cannot_keep_the_labs_files_is_not_sent_there() {
     }
     let cache = TempDir::new().unwrap();
     fs::set_permissions(cache.path(), fs::Permissions::from_mode(0o755)).unwrap();
-    // Where programs are built nobody else may look. What stands open can be started.
+    // Other users may not read the directory where programs are built. An open program can be
+    // started.
     let program = fs::File::open(env!("CARGO_BIN_EXE_exitless-lab")).unwrap();
     let mut command = Command::new(files::inheritable(&program));
     command.args(["doctor", "--json"]).current_dir("/");

@@ -4,8 +4,8 @@
 //! a library so that the tests of `exitless-lab` can read the examples of all documents by the
 //! command line that they are for.
 //!
-//! Exit status: what the subcommand says, 2 for a request that could not start (one line on stderr
-//! says why), 1 for a failure under way.
+//! Exit status: that of the subcommand, 2 for a request that could not start (one line on stderr
+//! gives the reason), 1 for a failure under way.
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;
@@ -19,7 +19,7 @@ use vmm::composition::Composition;
 use vmm::run::{Assembly, Attached, MachineComposition, MakeFunctions};
 use vmm::{device_worker, doctor, log, program, run, serve};
 
-/// With the commit that it was built from, as far as the makefile has said.
+/// With the commit that it was built from, as far as the makefile has named it.
 static VERSION: LazyLock<String> =
     LazyLock::new(|| program::version(option_env!("EXITLESS_COMMIT")));
 
@@ -144,7 +144,7 @@ mod tests {
 
     use super::*;
 
-    /// Names of what is hidden in a command and below it.
+    /// Returns the names of what is hidden in a command and below it.
     fn hidden(command: &Command) -> Vec<String> {
         let name = command.get_name();
         let mut found = Vec::new();

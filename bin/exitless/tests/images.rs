@@ -55,7 +55,7 @@ impl Folder {
         text
     }
 
-    /// Runs the first command that stands in the text.
+    /// Runs the first command in the text.
     fn carries_out_advice(&self, text: &str) {
         let command = text.split('`').nth(1).unwrap_or_default();
         let output = self.run("sh", &["-c", command]);
@@ -67,7 +67,7 @@ fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Whether a text has another once.
+/// Returns whether a text has another once.
 fn has_once(text: &str, part: &str) -> bool {
     text.matches(part).count() == 1
 }
@@ -90,7 +90,7 @@ fn advice_carried_out_serves_the_image() {
     folder.raw("base.raw");
     let old = ["-o", "compat=0.10", "-b", "base.raw", "-F", "raw"];
     make_qcow2(folder.path(), &[&old[..], &["top.qcow2"]].concat());
-    // What to write instead stands in the refusal, and the command is repeated with it.
+    // The refusal gives the right form, and the command is repeated with it.
     for (block, advice) in [
         ("path=top.qcow2,format=qcow2", "backing=on"),
         ("path=top.qcow2,backing=on", "format=qcow2"),

@@ -1,5 +1,5 @@
-//! Who may use a disk image beside whom: `exitless serve`, `exitless run` and QEMU's programs, each
-//! as a process.
+//! Sharing of a disk image by processes: `exitless serve`, `exitless run` and QEMU's programs, each
+//! with each other.
 //!
 //! Where this machine cannot boot a guest, `run` ends at KVM, after it has locked its disks. To see
 //! it hold one lock it is given a second disk that the test has locked: it waits for that one.
@@ -29,7 +29,7 @@ const LONG: Duration = Duration::from_secs(60);
 /// Duration for which a program must go on waiting.
 const A_WHILE: Duration = Duration::from_millis(500);
 
-/// Whether QEMU's programs are here; says so if not.
+/// Returns whether QEMU's programs are here; says so if not.
 fn has_qemu() -> bool {
     let programs = ["qemu-img", "qemu-io", "qemu-storage-daemon"];
     let found = programs
@@ -441,7 +441,7 @@ fn one_daemon_is_told_at_once_that_it_has_the_image_itself() {
     let (serve, _) = images.serve(&[&block, &block]);
     let mut daemon = Program::start(serve);
     assert_eq!(daemon.end(), Some(2));
-    // A wait would have said so.
+    // A wait would have been reported.
     assert!(!daemon.said().contains("waiting"), "{}", daemon.said());
     assert!(daemon.said().contains(&format!(
         "in use: this process ({}) writes to it",
@@ -506,8 +506,8 @@ fn hold_a_write(fs: &HeldFs, name: &str, socket: &Path) -> Client {
 }
 
 /// A daemon is killed while the kernel holds a write of its to `file`: `block` is what it serves,
-/// `successor` what its successor does, and the write is held for `hold` after that one has said
-/// that it waits.
+/// `successor` what its successor does, and the write is held for `hold` after that one has
+/// reported that it waits.
 fn killed_in_mid_write(fs: &HeldFs, file: &str, block: &str, successor: &str, hold: Duration) {
     let images = Images::new();
     let (serve, socket) = images.serve(&[block]);
@@ -623,7 +623,7 @@ fn where_nothing_can_be_locked_that_is_said_and_can_be_switched_off() {
     let (mut serve, socket) = images.serve(&[&format!("{block},locking=off")]);
     without_locks(&mut serve);
     Program::start(serve).wait_for_file(&socket);
-    // Nor does anybody's lock matter then.
+    // Nor does the lock of another process matter then.
     let _lock = locked(&raw);
     images.served(&[&format!("{block},locking=off")]);
 }

@@ -495,7 +495,7 @@ fn a_balloon_that_no_guest_can_fill() {
     );
 }
 
-/// What `exitless doctor` says this host lacks for `--resident`: the first of it.
+/// Returns the first thing that this host lacks for `--resident`, by `exitless doctor`.
 fn lacks_for_paging() -> Option<String> {
     let mut command = Command::new(env!("CARGO_BIN_EXE_exitless"));
     let output = command.args(["doctor", "--json"]).output().unwrap();
@@ -520,9 +520,10 @@ fn less_memory_than_a_guest_believes_for_a_user_who_may_not_serve_its_faults() {
     if let Some(what) = lacks_for_paging() {
         return println!("skipped: {what}");
     }
-    // A store could be made in this directory, by anybody.
+    // Any user could make a store in this directory.
     fs::set_permissions(files.dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
-    // Where programs are built no other user may look. What stands open can be started.
+    // Other users may not read the directory where programs are built. An open program can be
+    // started.
     let program = fs::File::open(env!("CARGO_BIN_EXE_exitless")).unwrap();
     let mut command = Command::new(files::inheritable(&program));
     command.arg("run").current_dir(files.dir.path());

@@ -53,7 +53,7 @@ pub trait Composition: Send + Sync {
         io
     }
 
-    /// What the swapper reads and writes though it need not.
+    /// Returns the policy on I/O that the swapper could avoid.
     fn io_policy(&self) -> Box<dyn IoPolicy> {
         Box::new(AvoidAll)
     }
@@ -68,19 +68,19 @@ pub trait Composition: Send + Sync {
         builder
     }
 
-    /// Whether pages of guest memory come and go one by one, also without `--resident`.
+    /// Returns whether pages of guest memory come and go one by one, also without `--resident`.
     fn moves_pages(&self) -> bool {
         false
     }
 
-    /// Whether a guest is offered no more of KVM's paravirtual features than one whose pages come
-    /// and go, also if its own do not.
+    /// Returns whether a guest is offered no more of KVM's paravirtual features than one whose
+    /// pages come and go, also if its own do not.
     fn hides_paravirtual_features(&self) -> bool {
         false
     }
 
-    /// What the parts of a machine that only this program has add to the ledger: asked for once,
-    /// after the machine is built.
+    /// Returns the entries that the parts of a machine that only this program has add to the
+    /// ledger. Called once, after the machine is built.
     fn findings(&self) -> Option<Findings> {
         None
     }
@@ -95,7 +95,7 @@ pub struct MachineOutline<'a> {
     pub is_memory_shared: bool,
     /// Only some of the memory is there (`--resident`).
     pub has_pager: bool,
-    /// Pages stand for blocks of disks (`--mapper on`).
+    /// Pages may be backed by blocks of disks (`--mapper on`).
     pub has_mapper: bool,
     /// There is a balloon.
     pub has_balloon: bool,

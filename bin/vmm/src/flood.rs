@@ -1,11 +1,11 @@
-//! No place in this program floods standard error: each has a budget of lines, whatever causes
-//! them.
+//! Limit of the log's rate: each place in this program has a budget of lines on standard error,
+//! whatever causes them.
 //!
-//! What a guest does may be worth a warning and costs it a few register writes: a device started
+//! An act of a guest may be worth a warning and costs it a few register writes: a device started
 //! with a bad ring, a BAR moved onto another's. Each *place* (a `tracing` callsite) has a
-//! [`LineBudget`], 20 lines at once and one a second after that; what it leaves out is counted, and
-//! said before its next line or at the end. Places do not share: a guest that makes one fall silent
-//! hears the others.
+//! [`LineBudget`], 20 lines at once and one a second after that. The lines that it leaves out are
+//! counted, and their number is printed before its next line or at the end. Places do not share: a
+//! guest that exhausts the budget of one leaves the others theirs.
 //!
 //! Only warnings and errors are counted: a user who asks for more by `--log` (a driver's script is
 //! one line per register access) gets all of it. Lines about an export have a budget of that
@@ -13,7 +13,7 @@
 //! end and no bad disk silences another.
 //!
 //! Bound: as many entries as there are places in the program. Cost: a lock, for each line that
-//! would be said.
+//! would be printed.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -56,7 +56,8 @@ impl Place {
 }
 
 impl Budgets {
-    /// Whole ones. What is left out is said by `say`, line by line.
+    /// Creates full budgets. The number of lines that are left out is printed by `say`, line by
+    /// line.
     pub fn new(say: fn(&str)) -> Self {
         Self {
             places: Arc::default(),
@@ -65,7 +66,7 @@ impl Budgets {
         }
     }
 
-    /// The end: says what was left out and not said yet.
+    /// Prints at the end what was left out and has not been reported yet.
     pub fn finish(&self) {
         let places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
         for place in places.values() {
@@ -94,7 +95,7 @@ impl<S: Subscriber> Layer<S> for Budgets {
     }
 }
 
-/// Whether its origin keeps a budget for each thing that it may be about.
+/// Returns whether its origin keeps a budget for each thing that it may be about.
 fn has_own(metadata: &Metadata<'_>) -> bool {
     let fields = metadata.fields();
     OWN_BUDGET.iter().any(|name| fields.field(name).is_some())
@@ -116,7 +117,7 @@ mod tests {
         static SAID: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
     }
 
-    /// Notes what comes through, by its place.
+    /// Counts the lines that come through, by their place.
     struct Heard(Arc<Mutex<HashMap<u32, u64>>>);
 
     impl<S: Subscriber> Layer<S> for Heard {
@@ -126,7 +127,7 @@ mod tests {
         }
     }
 
-    /// What `speak` says under budgets, as numbers of lines, ascending.
+    /// Returns the lines that `speak` prints under budgets, as counts, ascending.
     fn heard(speak: impl FnOnce(&Budgets)) -> Vec<u64> {
         let lines = Arc::default();
         let budgets = Budgets {
@@ -160,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_out_is_counted_and_said() {
+    fn suppressed_lines_are_counted_and_reported() {
         let shout = || tracing::warn!("again");
         let counts = heard(|budgets| {
             (0..BURST + 30).for_each(|_| shout());
@@ -189,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_asked_for_and_what_has_a_budget_of_its_own_is_not_cut() {
+    fn requested_levels_and_lines_with_their_own_budget_are_not_limited() {
         let counts = heard(|_| {
             for round in 0..1_000 {
                 tracing::trace!(round, "a register access");

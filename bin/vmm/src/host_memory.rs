@@ -4,7 +4,7 @@ use std::io;
 
 use anyhow::{Context, Result};
 
-/// RAM of this host in bytes.
+/// Returns the RAM of this host in bytes.
 ///
 /// # Errors
 /// The system does not say.

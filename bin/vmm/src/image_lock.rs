@@ -1,5 +1,5 @@
-//! Locks of disk images that this program uses itself: the crate `disk-image` takes them, here it
-//! is said what to do about one that cannot be had.
+//! Locks of disk images that this program uses itself: the crate `disk-image` takes them, and this
+//! module gives the advice about one that cannot be had.
 
 use std::fs::File;
 use std::path::Path;
@@ -11,13 +11,13 @@ use disk_image::{ImageError, ImageErrorKind};
 /// Locks an open raw image; see [`lock::lock`].
 ///
 /// # Errors
-/// Who has it, and what to do. Does not name the file.
+/// Names the holder of the lock, and what to do. Does not name the file.
 pub fn raw(file: File, path: &Path, read_only: bool, locking: &Locking) -> Result<File> {
     lock::lock(file, path, Access::of_disk(read_only), locking)
         .map_err(|error| with(hint(&error), error))
 }
 
-/// Whether [`raw`] would get its lock at once; see [`lock::probe`].
+/// Checks whether [`raw`] would get its lock at once; see [`lock::probe`].
 ///
 /// # Errors
 /// As [`raw`].
@@ -25,8 +25,8 @@ pub fn probe(file: &File, access: Access, locking: &Locking) -> Result<()> {
     lock::probe(file, access, locking).map_err(|error| with(hint(&error), error))
 }
 
-/// The error of opening the image at `path`, with what to do about it where that is known. Names a
-/// file only if it is not the image but one behind it.
+/// Returns the error of opening the image at `path`, with what to do about it where that is known.
+/// Names a file only if it is not the image but one behind it.
 pub fn explain(error: ImageError, path: &Path) -> anyhow::Error {
     let hint = match &error.kind {
         ImageErrorKind::Locked(LockError::InUse { .. }) if error.path != path => {

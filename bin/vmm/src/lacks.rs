@@ -1,5 +1,5 @@
-//! Interfaces that this host forbids or lacks and that are replaced by slower ones: each is said
-//! once for the whole process, with its remedy.
+//! Interfaces that this host forbids or lacks and that are replaced by slower ones: each is
+//! reported once for the whole process, with its remedy.
 //!
 //! Interfaces without a replacement are refused where they are needed. The list of all of them is
 //! docs/host-interfaces.md.
@@ -26,7 +26,7 @@ use crate::messages::say;
 pub const IO_URING_REMEDY: &str = "sysctl kernel.io_uring_disabled=0, and a seccomp profile that allows io_uring_setup, io_uring_enter and \
      io_uring_register, give it back";
 
-/// Says so if `disk` is the first that threads have to serve.
+/// Reports that threads serve `disk`, if it is the first that they have to serve.
 pub fn say_how_served(disk: &RawDisk) {
     static SAID: Once = Once::new();
     if let Some(why) = disk.uring_refusal() {
@@ -39,7 +39,8 @@ pub fn say_how_served(disk: &RawDisk) {
     }
 }
 
-/// Says so if front ends cannot keep what a successor of a killed daemon resumes from.
+/// Reports that front ends cannot keep the state from which a killed daemon's successor resumes, if
+/// it is so.
 pub fn say_if_nothing_is_kept() {
     if !vhost_export::has_inflight_regions() {
         say!(
@@ -49,7 +50,7 @@ pub fn say_if_nothing_is_kept() {
     }
 }
 
-/// Says so if KVM rings no eventfds.
+/// Reports that KVM rings no eventfds, if it is so.
 pub fn say_if_doorbells_exit(vm: &kvm::Vm) {
     if let Err(error) = kvm::doorbells::try_listening(vm) {
         say!(
@@ -59,7 +60,7 @@ pub fn say_if_doorbells_exit(vm: &kvm::Vm) {
     }
 }
 
-/// How a call is had for which nothing stands in.
+/// Remedy for a refused call that has no replacement.
 const REMEDY: &str = "nothing stands in for it: allow it in the seccomp profile";
 
 /// Names the call that the host refuses, and what to do.
@@ -67,8 +68,8 @@ pub fn given<T>(call: &str, done: impl Context<T, io::Error>) -> Result<T> {
     done.with_context(|| format!("this host refuses {call} ({REMEDY})"))
 }
 
-/// As [`given`], of a call that was made without a descriptor: its answer is EBADF where the host
-/// has it.
+/// Does as [`given`], of a call that was made without a descriptor: its answer is EBADF where the
+/// host has it.
 fn given_in_trial(call: &str, answer: impl Into<i64>) -> Result<()> {
     let error = io::Error::last_os_error();
     match answer.into() {
@@ -120,12 +121,12 @@ pub fn look_for_given() -> Result<()> {
         given_in_trial("epoll_wait", libc::epoll_wait(-1, null_mut(), 1, 0))?;
     }
     given("signalfd", signals::try_signalfd())?;
-    // It tells apart the files of front ends on which a read could wait without end.
+    // It distinguishes the files of front ends on which a read could wait without end.
     given("fstatfs", fstatfs(&event).map_err(refused))?;
     Ok(())
 }
 
-/// Whether this process, by its effective user, may do this to a file.
+/// Checks that this process, by its effective user, may do this to a file.
 ///
 /// # Errors
 /// It may not.
@@ -148,7 +149,8 @@ pub fn look_for_memory_files() -> Result<()> {
     given("memfd_create", made.map_err(io::Error::from)).map(drop)
 }
 
-/// The same error, with `advice` in brackets where the host forbids or lacks what was asked for.
+/// Returns the same error, with `advice` in brackets where the host forbids or lacks what was asked
+/// for.
 pub fn advise<T>(done: Result<T>, advice: &str) -> Result<T> {
     let Err(error) = done else { return done };
     let mut causes = error.chain();
@@ -159,7 +161,7 @@ pub fn advise<T>(done: Result<T>, advice: &str) -> Result<T> {
     }
 }
 
-/// Whether the host forbids or lacks what failed with this.
+/// Returns whether the host forbids or lacks what failed with this.
 fn is_forbidden(error: &io::Error) -> bool {
     let errno = error.raw_os_error();
     matches!(errno, Some(libc::EPERM | libc::EACCES | libc::ENOSYS))

@@ -1,14 +1,15 @@
-//! Virtual machines and block daemons, put together: what the programs are made of.
+//! Virtual machines and block daemons, composed: the parts of the programs.
 //!
-//! A program is a list of subcommands, and what it composes ([`composition`]); all else is here.
+//! A program is a list of subcommands, and its [`composition`]; all else is here.
 //! - [`run`]: one virtual machine on this host's KVM. [`serve`]: block devices for other VMMs.
 //!   [`doctor`]: what this host offers to them.
 //! - [`device_worker`]: the device model of a disk of a machine, in a process of its own.
-//! - [`program`]: from the command line to an exit status. [`help`]: what `--help` and `man` print.
+//! - [`program`]: from the command line to an exit status. [`help`]: the output of `--help` and
+//!   `man`.
 //!   [`log`]: the options and the form of the log.
-//! - Inside: how a process ends (`ending`), its terminal, its messages (`messages`, `notify`,
-//!   `output`), values of options (`values`), ports of network devices (`ports`), what a host may
-//!   lack (`lacks`, `resident`).
+//! - Inside: the end of a process (`ending`), its terminal, its messages (`messages`, `notify`,
+//!   `output`), values of options (`values`), ports of network devices (`ports`), facilities that a
+//!   host may lack (`lacks`, `resident`).
 //!
 //! Both programs, `exitless` and `exitless-lab`, are built over this crate, which has their names
 //! in messages alone: it is generic over the closed set of a machine's functions, and lets a

@@ -23,7 +23,7 @@ impl LockedMemory {
         used: 0,
     };
 
-    /// This limit, and so much of it used, in bytes.
+    /// Creates this limit, and so much of it used, in bytes.
     #[cfg(test)]
     pub const fn limited(limit: u64, used: u64) -> Self {
         Self {
@@ -32,12 +32,12 @@ impl LockedMemory {
         }
     }
 
-    /// That of this process.
+    /// Reads that of this process.
     pub fn probe() -> Self {
         Self::of(&HostLimits::read())
     }
 
-    /// The limit does not count for a process with CAP_IPC_LOCK.
+    /// Creates it from the host's limits. The limit does not count for a process with CAP_IPC_LOCK.
     fn of(limits: &HostLimits) -> Self {
         Self {
             limit: limits.lockable.filter(|_| !limits.is_exempt),
@@ -59,7 +59,7 @@ impl LockedMemory {
     }
 }
 
-/// A number of bytes as people read it: whole MiB, or KiB where there are few.
+/// Returns a number of bytes as people read it: whole MiB, or KiB where there are few.
 pub fn amount(bytes: u64) -> String {
     match bytes >> 20 {
         0..10 => format!("{} KiB", bytes >> 10),

@@ -1,10 +1,9 @@
-//! The log: what goes to standard error, and how it is written.
+//! The log: messages and events on standard error, and their form.
 //!
-//! All of it has one form: what this program says (`say!`), and events of
-//! guests and devices. Which events there are is chosen by `--log`, else by the variable
-//! `RUST_LOG`: warnings and errors, unless something is said. As text each is a line `exitless: …`,
-//! events with their level, without a time: collectors of lines (journald, syslog) stamp them. As
-//! JSON each is one object in a line.
+//! Messages of this program (`say!`) and events of guests and devices have one form. The events are
+//! chosen by `--log`, else by the variable `RUST_LOG`, else they are warnings and errors. As text
+//! each is a line `exitless: …`, events with their level, without a time: collectors of lines
+//! (journald, syslog) stamp them. As JSON each is one object in a line.
 
 use std::fmt::Debug;
 
@@ -23,12 +22,12 @@ use crate::{flood, messages};
 #[derive(clap::Args, Clone, Debug)]
 #[command(next_help_heading = "Log")]
 pub struct LogArgs {
-    /// What the log on standard error has: off, error, warn, info, debug or trace, or a list of
+    /// Levels of the log on standard error: off, error, warn, info, debug or trace, or a list of
     /// levels by module such as `warn,machine=debug` [default: $RUST_LOG, else warn]
     #[arg(long = "log", value_name = "LEVEL", global = true, value_parser = targets)]
     log: Option<Targets>,
 
-    /// How it is written.
+    /// Form of the log.
     #[arg(
         long,
         value_enum,
@@ -40,7 +39,7 @@ pub struct LogArgs {
     log_format: Format,
 }
 
-/// A level, or a list of levels by module.
+/// Parses a level, or a list of levels by module.
 fn targets(text: &str) -> Result<Targets> {
     let refused = || {
         anyhow!(

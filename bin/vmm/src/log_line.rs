@@ -29,7 +29,7 @@ pub struct Line<'a> {
 }
 
 impl Line<'_> {
-    /// As `program` writes it, with its end of line.
+    /// Returns the line as `program` writes it, with its end of line.
     pub fn written(&self, program: &str, format: Format) -> String {
         let mut text = String::new();
         // Writing to a string does not fail.

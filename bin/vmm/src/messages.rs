@@ -1,9 +1,9 @@
 //! Standard error, without waiting for its reader.
 //!
-//! A pipe that no process empties would otherwise hold the thread that has something to say: a
-//! sidecore with a line of log, a vCPU with its registers, the main thread with the last words.
-//! Before [`start`] messages are written directly, as everywhere in this program; after it they are
-//! handed to a thread, and those that find no room are counted and left out.
+//! A pipe that no process empties would otherwise hold the thread that prints: a sidecore with a
+//! line of the log, a vCPU with its registers, the main thread with the last message. Before
+//! [`start`] messages are written directly, as everywhere in this program; after it they are handed
+//! to a thread, and those that find no room are counted and left out.
 
 use std::io::{self, Write};
 use std::os::fd::AsFd;
@@ -18,13 +18,13 @@ use crate::log_line::{Format, Line};
 static SINK: OnceLock<Sink> = OnceLock::new();
 /// Name of the program, which its messages begin with.
 static PROGRAM: OnceLock<String> = OnceLock::new();
-/// As text until it is set.
+/// Form of the messages; text until it is set.
 static FORMAT: OnceLock<Format> = OnceLock::new();
-/// Messages left out since that was last said.
+/// Messages left out since that was last reported.
 static LOST: AtomicU64 = AtomicU64::new(0);
 
-/// From now on no message waits. To be called after the signals have been blocked, for a thread is
-/// started.
+/// Starts the thread of messages: from now on none waits. To be called after the signals have been
+/// blocked, for a thread is started.
 ///
 /// # Errors
 /// No thread, or no descriptor.
@@ -42,12 +42,12 @@ pub fn set_program(name: &str) {
     let _ = PROGRAM.set(name.to_owned());
 }
 
-/// Name of the program.
+/// Returns the name of the program.
 pub fn program() -> &'static str {
     PROGRAM.get().map_or("exitless", String::as_str)
 }
 
-/// How messages are written. Set once, before the first.
+/// Sets the form in which messages are written. Once, before the first.
 pub fn set_format(format: Format) {
     // Once is enough.
     let _ = FORMAT.set(format);
@@ -114,7 +114,7 @@ fn print(text: &str) {
     }
 }
 
-/// Waits until everything said has been written, at most for `limit`.
+/// Waits until every message has been written, at most for `limit`.
 pub fn finish(limit: Duration) {
     if let Some(sink) = SINK.get() {
         sink.flush(limit);
@@ -124,7 +124,7 @@ pub fn finish(limit: Duration) {
 /// Most characters of an error. It names what was given, which may be of any length.
 const MOST: usize = 8000;
 
-/// `text`, or its beginning and its end if it is long.
+/// Returns `text`, or its beginning and its end if it is long.
 pub fn short(text: &str) -> String {
     let len = text.chars().count();
     if len <= MOST {

@@ -1,7 +1,7 @@
-//! Where subcommands, options and keys are now that `exitless` had before there was `exitless-lab`.
+//! Present places of subcommands, options and keys that moved from `exitless` to `exitless-lab`.
 //!
-//! Each is refused with one line that names its place. Nothing here is taken out of a command line
-//! that is understood.
+//! Each is refused with one line that names its place. A command line that is understood stays as
+//! it is.
 
 use anyhow::{Result, bail};
 use clap::Command;
@@ -21,7 +21,7 @@ const SUBCOMMANDS: [&str; 8] = [
     "swap-figures",
     "swap-lab",
 ];
-/// That program.
+/// Name of `exitless-lab`.
 const LAB: &str = "exitless-lab";
 /// An option in whose place there is a fault.
 struct Moved {
@@ -53,14 +53,16 @@ const OPTIONS: [Moved; 5] = [
     },
 ];
 
-/// Where the subcommand `name` of `program` is now; `None`: not elsewhere.
+/// Returns a message with the new place of the subcommand `name` of `program`; `None`: it has not
+/// moved.
 pub fn subcommand(program: &Command, name: &str) -> Option<String> {
     let own = program.get_name();
     let is_elsewhere = own != LAB && SUBCOMMANDS.contains(&name);
     is_elsewhere.then(|| format!("{own} {name} is now {LAB} {name}"))
 }
 
-/// Where that is now which `error` is about, of `args` behind the program's name.
+/// Returns a message with the new place of the subcommand or option that `error` is about. `args`
+/// are behind the program's name.
 pub fn of_error(error: &clap::Error, program: &Command, args: &[String]) -> Option<String> {
     let text = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => Some(text.as_str()),

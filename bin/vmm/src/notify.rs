@@ -1,8 +1,8 @@
-//! What a service manager is told: that the program is ready, and that it ends (sd_notify(3)).
+//! Notifications to a service manager: the program is ready, or it ends (sd_notify(3)).
 //!
 //! The manager listens on the datagram socket that the environment names in `NOTIFY_SOCKET`: a
-//! path, or an abstract name behind an `@`. Without it nothing is told. Nobody waits: a message for
-//! which the manager has no room is lost.
+//! path, or an abstract name behind an `@`. Without it no notification is sent. Sending never
+//! waits: a message for which the manager has no room is lost.
 
 use std::ffi::OsStr;
 use std::io;
@@ -10,12 +10,12 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 
-/// All that was asked for is there; `status` is for people.
+/// Notifies the manager that the program is ready; `status` is a text for people.
 pub fn ready(status: &str) {
     tell(&format!("READY=1\nSTATUS={status}"));
 }
 
-/// The end has begun.
+/// Notifies the manager that the end has begun.
 pub fn stopping() {
     tell("STOPPING=1");
 }

@@ -12,7 +12,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use tempfile::NamedTempFile;
 
-/// Whether [`write()`] can write there, which leaves nothing behind.
+/// Checks that [`write()`] can write there, and leaves nothing behind.
 ///
 /// # Errors
 /// Names `option` and the path.
@@ -37,7 +37,7 @@ pub fn check(option: &str, path: &Path) -> Result<()> {
         .with_context(|| format!("{option} {} cannot be written", path.display()))
 }
 
-/// Whether a report can be written there; its folder is made.
+/// Checks that a report can be written there; its folder is made.
 ///
 /// # Errors
 /// Names `option` and the path.
@@ -67,7 +67,7 @@ pub fn write(path: &Path, content: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// A new file in the folder of `path`, of a name that no other file has, gone with the value.
+/// Creates a file in the folder of `path`, of a name that no other file has, gone with the value.
 fn beside(path: &Path) -> io::Result<NamedTempFile> {
     tempfile::Builder::new()
         .prefix(".exitless-")

@@ -1,5 +1,5 @@
-//! Ports of network devices: a TAP interface opened, and a capture of any port. What `run` and
-//! `serve` have in common.
+//! Ports of network devices, for `run` and `serve`: a TAP interface opened, and a capture of any
+//! port.
 
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -65,12 +65,12 @@ pub struct CaptureConfig {
     pub path: PathBuf,
     /// Its bytes at most.
     pub limit: u64,
-    /// What becomes of one that is there.
+    /// Treatment of a file that is there already.
     pub existing: Existing,
 }
 
 impl CaptureConfig {
-    /// Whether the file could be made now; nothing is left of the attempt.
+    /// Checks that the file could be made now; nothing is left of the attempt.
     ///
     /// # Errors
     /// Names it.
@@ -116,7 +116,8 @@ pub fn check_captures<'c>(captures: impl Iterator<Item = &'c CaptureConfig>) -> 
     Ok(())
 }
 
-/// A port as a device has it, with a capture if there is to be one. In a check no file is made.
+/// Returns a port as a device has it, with a capture if there is to be one. In a check no file is
+/// made.
 ///
 /// # Errors
 /// The file cannot be made.

@@ -13,7 +13,7 @@ use crate::{ending, help, messages, moved};
 
 pub use crate::output::check_report;
 
-/// Version of a program built from `commit`, as far as its makefile has said.
+/// Returns the version of a program built from `commit`, as far as its makefile has named that.
 pub fn version(commit: Option<&str>) -> String {
     let commit = commit.unwrap_or("unknown");
     format!("{} (commit {commit})", env!("CARGO_PKG_VERSION"))

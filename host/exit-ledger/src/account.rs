@@ -1,12 +1,13 @@
-//! The account of exits: who is charged for each, and what is left over.
+//! The account of exits: the cause to which each is charged, and what is left over.
 //!
 //! KVM counts exits but does not say whose they were: an in-kernel doorbell or a logged register
 //! write shows up in the total and nowhere else. So each cause is counted where it is consumed:
 //! doorbells as the sum of the values read from the eventfds, logged writes as entries drained from
 //! the coalesced ring, traps in our own vCPU loop, page faults by address and processor causes by
 //! the kernel's histograms ([`super::trace`]) or statistics. No cause is what is left of another.
-//! What no one claims is *unattributed*, what two claim is the *overlap*, and both are printed:
-//! they are settled kind of exit by kind of exit, so that one does not make up for the other.
+//! Exits without a cause are *unattributed*, exits that two causes claim are the *overlap*, and
+//! both are printed. They are computed for each kind of exit by itself, so that one does not offset
+//! the other.
 
 use serde::Serialize;
 
@@ -49,7 +50,7 @@ counts! {
 }
 
 counts! {
-    /// What the owner of IOMMU and devices has counted.
+    /// Counters of the thread that owns the IOMMU and the devices.
     OwnerCounts {
         /// Register writes taken from the coalesced ring: an exit into the kernel each.
         logged_writes,
@@ -84,7 +85,7 @@ counts! {
 }
 
 counts! {
-    /// What the sidecore has counted.
+    /// Counters of the sidecore.
     SidecoreCounts {
         /// Nanoseconds in sweeps that found work.
         busy_ns,
@@ -105,14 +106,15 @@ counts! {
 }
 
 counts! {
-    /// What the pager has counted, of a machine whose memory is partly elsewhere. Pages of 4 KiB
-    /// unless something else is said.
+    /// Counters of the pager, of a machine whose memory is partly in a swap store or on disks.
+    /// Pages of 4 KiB unless another unit is named.
     SwapCounts {
         /// Faults of vCPUs.
         faults,
         /// Absent pages that were not read since a vCPU was about to overwrite them.
         prevented,
-        /// Times that vCPUs were stopped to see that, in vain.
+        /// Times that vCPUs were stopped to find out whether a page is about to be overwritten,
+        /// without an answer.
         undecided,
         /// Waits of devices and remapping units for absent pages, however many each.
         device_waits,
@@ -167,7 +169,7 @@ counts! {
     }
 }
 
-/// What the pager has done, how it stands, and why it paused the machine.
+/// Counters and state of the pager, and the reason of the last pause.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Swap {
     /// Its counters.
@@ -177,14 +179,14 @@ pub struct Swap {
     pub resident: u64,
     /// Pages of the swap store that hold something.
     pub stored: u64,
-    /// Pages that stand for blocks of disks, in memory or not.
+    /// Pages that are backed by blocks of disks, in memory or not.
     pub tracked: u64,
-    /// Why the machine was paused the last time; of a window, the last time in it.
+    /// Reason of the last pause of the machine; of a window, of the last pause in it.
     pub pause_reason: Option<String>,
 }
 
 impl Swap {
-    /// What came since `earlier`.
+    /// Returns the counters since `earlier`, with the present state.
     fn since(&self, earlier: &SwapCounts) -> Self {
         let counts = self.counts.since(earlier);
         let was_paused = counts.pauses > 0;
@@ -199,9 +201,9 @@ impl Swap {
 }
 
 counts! {
-    /// What the guest asked of a paravirtual IOMMU.
+    /// Requests of the guest to a paravirtual IOMMU.
     ParavirtualCounts {
-        /// Requests taken from its ring, whatever came of them.
+        /// Requests taken from its ring, with any outcome.
         requests,
         /// ATTACH requests carried out.
         attaches,
@@ -229,20 +231,20 @@ counts! {
     }
 }
 
-/// A paravirtual IOMMU as it stands at the end of a window, and what it was asked in it.
+/// State of a paravirtual IOMMU at the end of a window, and the requests to it in the window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct ParavirtualFigures {
     /// Domains.
     pub domains: u64,
     /// Mappings in all of them.
     pub mappings: u64,
-    /// What it was asked.
+    /// Its requests.
     #[serde(flatten)]
     pub counts: ParavirtualCounts,
 }
 
 impl ParavirtualFigures {
-    /// As it stands, with what it was asked since `earlier`.
+    /// Returns the present state, with the requests since `earlier`.
     fn since(&self, earlier: &Self) -> Self {
         Self {
             counts: self.counts.since(&earlier.counts),
@@ -252,7 +254,8 @@ impl ParavirtualFigures {
 }
 
 counts! {
-    /// What a balloon was told of. Pages of 4 KiB; one that was named twice counts twice.
+    /// Pages that the guest named to a balloon. Pages of 4 KiB; one that was named twice counts
+    /// twice.
     BalloonCounts {
         /// Put into it.
         inflated,
@@ -265,26 +268,26 @@ counts! {
     }
 }
 
-/// A balloon as it stands at the end of a window, and what it was told of in it.
+/// State of a balloon at the end of a window, and the pages named to it in the window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct BalloonFigures {
     /// Pages of 4 KiB that it is to have.
     pub target: u64,
     /// Pages that it has, as the guest says.
     pub actual: u64,
-    /// Bytes that the guest uses for nothing, as it said last; none if it does not say.
+    /// Bytes that the guest uses for nothing, by its last report; none if it reports none.
     pub free: Option<u64>,
     /// Bytes that new programs of the guest could have, as it estimates.
     pub available: Option<u64>,
     /// Faults of the guest's own that waited for a disk, since it booted.
     pub major_faults: Option<u64>,
-    /// What it was told of.
+    /// Pages that the guest named.
     #[serde(flatten)]
     pub counts: BalloonCounts,
 }
 
 impl BalloonFigures {
-    /// As it stands, with what it was told of since `earlier`.
+    /// Returns the present state, with the pages named since `earlier`.
     fn since(&self, earlier: &Self) -> Self {
         Self {
             counts: self.counts.since(&earlier.counts),
@@ -294,7 +297,8 @@ impl BalloonFigures {
 }
 
 counts! {
-    /// What has become of what a guest has told of an assigned device's mappings.
+    /// Counters of an assigned device: the guest's invalidations of its mappings, and the calls
+    /// that follow from them.
     DeviceCounts {
         /// Invalidations of pages.
         pages_told,
@@ -356,13 +360,13 @@ pub struct DeviceFigures {
     pub stale_ns_allowed: Option<u64>,
     /// Longest call of VFIO, ns.
     pub longest_call_ns: u64,
-    /// What was done.
+    /// Its counters.
     #[serde(flatten)]
     pub counts: DeviceCounts,
 }
 
 impl DeviceFigures {
-    /// As it stands, with what was done since `earlier`.
+    /// Returns the present state, with the counts since `earlier`.
     fn since(&self, earlier: &[Self]) -> Self {
         let same = earlier.iter().find(|other| other.address == self.address);
         let before = same.map(|other| other.counts).unwrap_or_default();
@@ -431,14 +435,14 @@ pub struct Exits {
     pub processor: u64,
     /// Exits without a cause.
     pub unattributed: u64,
-    /// What two causes claim.
+    /// Exits that two causes claim.
     pub overlap: u64,
 }
 
 /// The difference of two snapshots.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Window {
-    /// How long it was, in nanoseconds. Meaningless in the lab but for idle shares.
+    /// Its duration, in nanoseconds. Meaningless in the lab but for idle shares.
     pub duration_ns: u64,
     /// Exits by cause.
     pub exits: Exits,
@@ -458,12 +462,12 @@ pub struct Window {
     /// Assigned devices.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub devices: Vec<DeviceFigures>,
-    /// Whether the kernel's histograms told processor causes apart.
+    /// Whether the kernel's histograms distinguished processor causes.
     pub histograms: bool,
 }
 
 impl Window {
-    /// What happened from `begin` to `end`.
+    /// Returns the difference from `begin` to `end`.
     pub fn between(begin: &Snapshot, end: &Snapshot) -> Self {
         let user = end.user.since(&begin.user);
         let owner = end.owner.since(&begin.owner);
@@ -535,14 +539,15 @@ fn charge(
 }
 
 impl Exits {
-    /// What `claimed` leaves of `exits` is unattributed, and what it has beyond them overlap.
+    /// Adds what `claimed` leaves of `exits` to the unattributed exits, and what it has beyond them
+    /// to the overlap.
     fn settle(&mut self, exits: u64, claimed: u64) {
         let (rest, beyond) = settle(exits, claimed);
         self.unattributed += rest;
         self.overlap += beyond;
     }
 
-    /// All but what addresses tell apart.
+    /// Charges all exits but those that addresses distinguish.
     fn by_reason(&mut self, split: &Split, user: &UserExits) {
         let of = |reason| split.of(reason);
         self.interrupt = of(Reason::Interrupt);
@@ -556,8 +561,8 @@ impl Exits {
         self.settle(of(Reason::Io), user.pci_config_pio + user.device_pio);
     }
 
-    /// Memory and devices. An access to the register page that the owner has heard of is one of the
-    /// page faults there, or a misconfiguration; the other faults there are the IOMMU's too:
+    /// Charges memory and devices. An access to the register page that the owner counts is one of
+    /// the page faults there, or a misconfiguration; the other faults there are the IOMMU's too:
     /// attempts at an armed page, first touches of it.
     fn by_address(&mut self, split: &Split, faults: Option<&PageFaults>, user: &UserExits) {
         let misconfigurations = split.of(Reason::Misconfiguration);
@@ -575,7 +580,7 @@ impl Exits {
         self.settle(split.of(Reason::PageFault) + misconfigurations, claimed);
     }
 
-    /// All that has a cause.
+    /// Returns the exits that have a cause.
     fn claimed(&self) -> u64 {
         self.iommu
             + self.doorbell

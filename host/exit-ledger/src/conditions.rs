@@ -1,14 +1,14 @@
-//! What a figure was measured on.
+//! Conditions of a measurement.
 
 use std::fs;
 
-/// Release of the running kernel.
+/// Returns the release of the running kernel.
 pub fn kernel_release() -> String {
     fs::read_to_string("/proc/sys/kernel/osrelease")
         .map_or_else(|_| "unknown".into(), |text| text.trim().to_owned())
 }
 
-/// The processor as the kernel names it.
+/// Returns the processor as the kernel names it.
 pub fn cpu_model() -> String {
     let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     info.lines()

@@ -8,12 +8,12 @@ macro_rules! counts {
         pub struct $type { $($(#[$field_doc])* pub $field: u64,)+ }
 
         impl $type {
-            /// What was added since `earlier`.
+            /// Returns what was added since `earlier`.
             pub fn since(&self, earlier: &Self) -> Self {
                 Self { $($field: self.$field.saturating_sub(earlier.$field)),+ }
             }
 
-            /// The sum of both.
+            /// Returns the sum of both.
             pub fn plus(&self, other: &Self) -> Self {
                 Self { $($field: self.$field.saturating_add(other.$field)),+ }
             }

@@ -1,9 +1,9 @@
-//! The exit ledger: how often the guest left guest mode, and for whom.
+//! The exit ledger: the number of exits from guest mode, by cause.
 //!
-//! [`account`] charges exits to causes; [`kvm_stats`] and [`trace`] are the two sources in the
-//! kernel, and [`reasons`] what the second says; this module keeps the marks a guest makes (by
-//! writing the marker port), pairs them into windows, and writes the report. Figures are counts;
-//! the only times in it are for idle shares and are labelled so.
+//! [`account`] charges exits to causes. [`kvm_stats`] and [`trace`] are the two sources in the
+//! kernel, and [`reasons`] interprets the second. This module keeps the marks that a guest makes
+//! (by writing the marker port), pairs them into windows, and writes the report. Figures are
+//! counts; the only times in it are for idle shares and are labelled so.
 //!
 //! Called by vCPU threads at a marker and by the main thread at the end; one lock, held while a
 //! snapshot is taken, so that two marks cannot interleave.
@@ -27,12 +27,12 @@ pub const END: u8 = 2;
 /// Windows kept: a guest that writes the marker for ever costs no memory.
 const MAX_WINDOWS: usize = 4096;
 
-/// Where a snapshot comes from: the machine.
+/// Source of snapshots: the machine.
 pub trait Source: Send + Sync {
-    /// A window is about to begin: whatever has to be set up before the first.
+    /// Sets up what the first window needs. Called before each window begins.
     fn prepare(&self) {}
 
-    /// Everything, now.
+    /// Returns a snapshot of everything, now.
     fn snapshot(&self) -> Snapshot;
 }
 
@@ -51,7 +51,7 @@ struct Marks {
     dropped: u64,
 }
 
-/// What a run ends with.
+/// Windows of a whole run.
 #[derive(Default)]
 pub struct Account {
     /// From the first instruction to the end.
@@ -75,7 +75,7 @@ impl Ledger {
         }
     }
 
-    /// The guest wrote `value` to the marker port.
+    /// Takes a write of `value` by the guest to the marker port.
     pub fn mark(&self, value: u8) {
         let mut marks = self.marks.lock().unwrap_or_else(PoisonError::into_inner);
         match value {

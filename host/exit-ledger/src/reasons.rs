@@ -1,10 +1,10 @@
-//! Why vCPUs left the guest, from what tracepoints have counted in a window: each exit under one
-//! reason, and what two sources claim both.
+//! Reasons for which vCPUs left the guest, from the counts of tracepoints in a window: each exit
+//! under one reason, and the overlap, which two sources claim.
 //!
-//! Every count here only grows, so a window is the difference of two readings, and it is only then
-//! that one count is taken from another. Where more is claimed of a kind of exit than there were,
-//! the excess is [`Split::overlap`]; where less is, the rest has [`Reason::Unnamed`]. One does not
-//! make up for the other.
+//! Every count here only grows. A window is the difference of two readings, and one count is
+//! subtracted from another only in a window. Where more is claimed of a kind of exit than there
+//! were, the excess is [`Split::overlap`]; where less is, the rest has [`Reason::Unnamed`]. One
+//! does not offset the other.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -23,7 +23,7 @@ pub(crate) const MSR_INITIAL_COUNT: u64 = 0x838;
 /// Exit reasons of an interrupt window: SVM's virtual interrupt, VMX's window.
 pub(crate) const WINDOWS: [u64; 2] = [0x64, 7];
 
-/// Why a vCPU left the guest, as far as tracepoints say.
+/// Reason for which a vCPU left the guest, as far as tracepoints say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Reason {
     /// A host interrupt, or the window for one of the guest's.
@@ -38,14 +38,14 @@ pub enum Reason {
     Apic,
     /// Second-level page fault: memory, or a device. Which, the ledger says by address.
     PageFault,
-    /// Access to a device's memory that the processor tells apart from a page fault: Intel's EPT
+    /// Access to a device's memory that the processor distinguishes from a page fault: Intel's EPT
     /// misconfiguration.
     Misconfiguration,
     /// Port I/O.
     Io,
     /// Anything else: CPUID, other MSRs, control registers, hypercalls.
     Other,
-    /// An access to an MSR, or an end of interrupt, of which no tracepoint said which.
+    /// An access to an MSR, or an end of interrupt, that no tracepoint identified.
     Unnamed,
 }
 
@@ -53,7 +53,7 @@ pub enum Reason {
 pub type Reasons = BTreeMap<Reason, u64>;
 
 counts! {
-    /// What tracepoints saw of the vCPUs' threads.
+    /// Events that tracepoints counted of the vCPUs' threads.
     Traced {
         /// Exits for a host interrupt.
         interrupts,
@@ -105,7 +105,7 @@ counts! {
 }
 
 impl Traced {
-    /// All exits.
+    /// Returns the number of all exits.
     pub fn exits(&self) -> u64 {
         self.interrupts
             + self.windows
@@ -126,23 +126,23 @@ impl Traced {
 pub struct Split {
     /// Each exit, once, but for the overlap.
     pub reasons: Reasons,
-    /// What was claimed beyond the exits that there were.
+    /// Exits claimed beyond those that there were.
     pub overlap: u64,
 }
 
 impl Split {
-    /// Exits of one reason.
+    /// Returns the exits of one reason.
     pub fn of(&self, reason: Reason) -> u64 {
         self.reasons.get(&reason).copied().unwrap_or(0)
     }
 }
 
-/// Of `exits`, those that `claimed` does not claim, and the claims beyond them.
+/// Returns those of `exits` that `claimed` does not claim, and the claims beyond them.
 pub(crate) fn settle(exits: u64, claimed: u64) -> (u64, u64) {
     (exits.saturating_sub(claimed), claimed.saturating_sub(exits))
 }
 
-/// Exits of a window by reason.
+/// Returns the exits of a window by reason.
 pub fn combine(traced: &Traced) -> Split {
     let mut overlap = 0;
     let mut rest = |exits, claimed| {
@@ -192,7 +192,7 @@ pub fn combine(traced: &Traced) -> Split {
     Split { reasons, overlap }
 }
 
-/// What the hardware's code says.
+/// Kind of exit that the hardware's code names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Interrupt,
@@ -208,7 +208,7 @@ pub(crate) enum Kind {
     Other,
 }
 
-/// Exit codes of AMD's APM volume 2, appendix C.
+/// Classifies exit codes of AMD's APM volume 2, appendix C.
 pub(crate) fn svm_kind(code: u64) -> Kind {
     match code {
         0x060 => Kind::Interrupt,
@@ -223,7 +223,7 @@ pub(crate) fn svm_kind(code: u64) -> Kind {
     }
 }
 
-/// Basic exit reasons of Intel's SDM volume 3, appendix C.
+/// Classifies basic exit reasons of Intel's SDM volume 3, appendix C.
 pub(crate) fn vmx_kind(code: u64) -> Kind {
     match code {
         1 => Kind::Interrupt,

@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::Account;
 use super::account::{BalloonFigures, DeviceFigures, ParavirtualFigures, Swap, SwapCounts, Window};
 
-/// What the figures were measured under.
+/// Conditions under which the figures were measured.
 #[derive(Clone, Debug, Serialize)]
 pub struct Conditions {
     /// `none`; `trap`, `logged` or `shared` (VT-d); `virtio`.
@@ -33,8 +33,8 @@ struct TaggedWindow<'a> {
     window: &'a Window,
 }
 
-/// What parts of a machine that only some programs have add to the ledger, by their names. Empty
-/// for most.
+/// Entries that parts of a machine add to the ledger, by their names. Only some programs have such
+/// parts: empty for most.
 pub type Findings = BTreeMap<String, Value>;
 
 #[derive(Serialize)]
@@ -48,7 +48,7 @@ struct Document<'a> {
     findings: &'a Findings,
 }
 
-/// The account, and what other parts have found, as one JSON object.
+/// Returns the account, and what other parts have found, as one JSON object.
 pub fn json(conditions: &Conditions, account: &Account, findings: &Findings) -> String {
     let document = Document {
         conditions,
@@ -235,9 +235,9 @@ impl<'a> Rows<'a> {
     }
 }
 
-/// The account as a table: one column for the whole run and one for each of the last few windows.
-/// Rows without anything but zeroes are left out; all of them are in the JSON. Of findings it has
-/// the plain numbers.
+/// Returns the account as a table: one column for the whole run and one for each of the last few
+/// windows. Rows without anything but zeroes are left out; all of them are in the JSON. Of findings
+/// it has the plain numbers.
 pub fn table(conditions: &Conditions, account: &Account, findings: &Findings) -> String {
     let mut rows = Rows::new(account);
     for (name, value) in ROWS {
@@ -278,7 +278,7 @@ pub fn table(conditions: &Conditions, account: &Account, findings: &Findings) ->
     title(conditions, account) + &rows.text + &notes(account) + &found(findings)
 }
 
-/// A line for each part that has found something: its plain numbers.
+/// Returns a line for each part that has found something: its plain numbers.
 fn found(findings: &Findings) -> String {
     let mut text = String::new();
     for (part, values) in findings {
@@ -292,7 +292,7 @@ fn found(findings: &Findings) -> String {
     text
 }
 
-/// The line above the table.
+/// Returns the line above the table.
 fn title(conditions: &Conditions, account: &Account) -> String {
     format!(
         "exit ledger: {} exits, {} requests; iommu mode {}, idle {}, dma {}, {} vCPU, host {} ({})\n",
@@ -307,7 +307,7 @@ fn title(conditions: &Conditions, account: &Account) -> String {
     )
 }
 
-/// The lines below the table.
+/// Returns the lines below the table.
 fn notes(account: &Account) -> String {
     let whole = &account.whole;
     let mut text = String::new();

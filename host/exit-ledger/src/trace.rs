@@ -17,12 +17,14 @@
 //!   that another process reads, which are exits all the same.
 //!
 //! # A tick and its exit
-//! The host's tick interrupts a vCPU's thread in host code as well, and takes no exit there. Which
-//! came first in the trace of an exit for an interrupt depends on the kernel (seen in the lab,
-//! kvm-amd):
+//! The host's tick interrupts a vCPU's thread in host code as well, and takes no exit there. The
+//! order of the events in the trace of an exit for an interrupt depends on the kernel (seen in the
+//! lab, kvm-amd):
 //! ```text
-//! 6.1    kvm_entry, local_timer_entry, kvm_exit    kvm_exit is traced with interrupts on: the handler has run
-//! 6.12   kvm_entry, kvm_exit, local_timer_entry    kvm_exit is traced with interrupts off: the handler is next
+//! 6.1    kvm_entry, local_timer_entry, kvm_exit
+//!        kvm_exit is traced with interrupts on: the handler has run
+//! 6.12   kvm_entry, kvm_exit, local_timer_entry
+//!        kvm_exit is traced with interrupts off: the handler is next
 //! ```
 //! On Intel it is the second, always. `common_flags` of `kvm_exit` says whether interrupts were
 //! off, so the histograms join both: the first handler since the entry with an exit for an
@@ -202,7 +204,7 @@ impl ExitHistogram {
         }
     }
 
-    /// Addresses written, and how often; see [`count_writes`](Self::count_writes).
+    /// Returns the addresses written, and how often; see [`count_writes`](Self::count_writes).
     pub fn writes(&self) -> io::Result<Vec<(u64, u64)>> {
         let mut writes = Vec::new();
         for event in &self.mmio {
@@ -212,8 +214,8 @@ impl ExitHistogram {
         Ok(writes)
     }
 
-    /// Page faults so far; `None` unless [`locate_page_faults`](Self::locate_page_faults) was asked
-    /// for, and granted.
+    /// Returns the page faults so far; `None` unless
+    /// [`locate_page_faults`](Self::locate_page_faults) was asked for, and granted.
     pub fn page_faults(&self) -> io::Result<Option<PageFaults>> {
         let Some([register_page, memory]) = &self.page_faults else {
             return Ok(None);
@@ -225,7 +227,7 @@ impl ExitHistogram {
         }))
     }
 
-    /// The counts so far.
+    /// Returns the counts so far.
     pub fn read(&self) -> io::Result<Traced> {
         let rows = |event: &str| self.text_of(event).map(|text| parse(&text));
         let counts = Counts {

@@ -40,11 +40,11 @@ pub struct BarMemory {
 
 struct Pieces {
     list: Vec<Piece>,
-    /// None is shown again.
+    /// No piece is shown again.
     has_ended: bool,
 }
 
-/// What of the machine is needed.
+/// Operations on memory slots that [`BarMemory`] needs; tests have their own.
 trait Slots: Send + Sync {
     fn show(&self, at: Gpa, mapping: &Arc<SlotMapping>) -> Result<SlotId, KvmError>;
 
@@ -85,14 +85,14 @@ enum Place {
     Outside(u64),
 }
 
-/// Where BARs may be shown: only there does the machine decode them.
+/// Windows in which BARs may be shown: only there does the machine decode them.
 const WINDOWS: [Range<u64>; 2] = [
     layout::PCI_WINDOW..layout::PCI_WINDOW_END,
     layout::PCI_WINDOW_HIGH,
 ];
 
 impl Place {
-    /// Of `len` bytes at `offset` of a BAR at `base`.
+    /// Returns the place of `len` bytes at `offset` of a BAR at `base`.
     fn new(base: u64, offset: u64, len: u64) -> Self {
         let first = base.checked_add(offset);
         let end = first.and_then(|first| first.checked_add(len));
@@ -176,7 +176,7 @@ impl Display for Piece {
     }
 }
 
-/// An error with its sources.
+/// Returns an error with its sources.
 fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
@@ -188,20 +188,19 @@ fn chain(error: &dyn std::error::Error) -> String {
 }
 
 impl BarMemory {
-    /// The pieces of one function, shown nowhere yet.
+    /// Takes the pieces of one function, shown nowhere yet.
     pub fn new(vm: Arc<Vm>, pieces: Vec<BarPiece>) -> Self {
         Self::over(vm, pieces)
     }
 
-    /// Shows none of them any more, for good: their mappings end. One that KVM does not let go of
-    /// stays.
+    /// Hides all pieces for good: their mappings end. A piece whose slot KVM does not delete stays.
     pub fn end(&self) {
         let mut pieces = self.pieces();
         pieces.has_ended = true;
         self.leave_all(&mut pieces.list);
     }
 
-    /// Has each piece leave. What is left is what KVM did not let go of.
+    /// Hides each piece. Those whose slots KVM did not delete stay in the list.
     fn leave_all(&self, pieces: &mut Vec<Piece>) {
         for piece in &mut *pieces {
             piece.wanted = None;
@@ -222,7 +221,7 @@ impl BarMemory {
     }
 
     fn pieces(&self) -> MutexGuard<'_, Pieces> {
-        // Each piece's slot is noted as soon as KVM has it or has let it go: a panic in between
+        // Each piece's slot is noted as soon as KVM has added or deleted it: a panic in between
         // leaves a slot that stays.
         self.pieces.lock().unwrap_or_else(PoisonError::into_inner)
     }

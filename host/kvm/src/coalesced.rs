@@ -71,11 +71,11 @@ pub struct CoalescedRing {
     page: Arc<RingPage>,
 }
 
-/// A look at the ring that takes nothing, beside its consumer.
+/// A view of the ring that takes nothing, beside its consumer.
 pub struct RingProbe(Arc<RingPage>);
 
 impl RingProbe {
-    /// Whether nothing is logged. One acquire load: cheap enough for every sweep.
+    /// Returns whether nothing is logged. One acquire load: cheap enough for every sweep.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
@@ -106,12 +106,12 @@ impl CoalescedRing {
         Ok(Self { page })
     }
 
-    /// Returns a look at the ring.
+    /// Returns a view of the ring.
     pub fn probe(&self) -> RingProbe {
         RingProbe(self.page.clone())
     }
 
-    /// Whether nothing is logged.
+    /// Returns whether nothing is logged.
     pub fn is_empty(&self) -> bool {
         self.page.is_empty()
     }
@@ -150,7 +150,7 @@ pub struct CoalescedZone {
 }
 
 impl CoalescedZone {
-    /// A zone of `len` bytes at `address`, not registered yet.
+    /// Creates a zone of `len` bytes at `address`, not registered yet.
     pub fn new(vm: Arc<Vm>, address: u64, len: u32) -> Self {
         Self {
             vm,
@@ -160,7 +160,7 @@ impl CoalescedZone {
         }
     }
 
-    /// Where it is.
+    /// Returns the range of its addresses.
     pub fn addresses(&self) -> Range<u64> {
         self.address..self.address + u64::from(self.len)
     }

@@ -1,7 +1,7 @@
-//! Starting, pausing and ending a machine: what the vCPU threads and everybody else agree upon.
+//! Starting, pausing and ending a machine: the agreement between the vCPU threads and all others.
 //!
-//! * [`Control::ask`] notes that the machine is to end, while its guest is given the time to do so
-//!   itself.
+//! * [`Control::ask`] records that the machine is to end, while its guest is given the time to do
+//!   so itself.
 //! * [`Control::end`] may be called by any thread, first come first served; the thread in
 //!   [`Control::wait_for_end`] wakes and winds the machine down.
 //! * [`Control::pause`] returns once every vCPU thread has left the guest and parked; pauses nest.
@@ -20,14 +20,14 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use crate::kick::Thread;
 
-/// Why a machine ended.
+/// Reason why a machine ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum End {
     /// The guest powered off (ACPI S5).
     PowerOff,
     /// The guest asked for a reset.
     Reset,
-    /// The guest's kernel told that it has panicked.
+    /// The guest's kernel reported that it has panicked.
     Panicked,
     /// The user asked, by the escape key.
     Quit,
@@ -55,29 +55,29 @@ struct State {
     parked: usize,
     /// A question to the parked thread of a vCPU.
     inspection: Option<(usize, Inspection)>,
-    /// What threads of vCPUs do when they are next outside the guest.
+    /// Work that threads of vCPUs do when they are next outside the guest, by the vCPU's index.
     visits: Vec<(usize, Visit)>,
 }
 
 /// A question that only a vCPU's own thread can answer.
 pub(crate) type Inspection = Box<dyn FnOnce(&VcpuFd) + Send>;
 
-/// What the thread of a vCPU does outside the guest: with its vCPU, and whether the instruction
-/// pointer is where the vCPU goes on. It is not while an access to a device is still to be
-/// completed by the next entry.
+/// Work that the thread of a vCPU does outside the guest. Its arguments: the vCPU, and whether the
+/// instruction pointer is where the vCPU goes on. It is not while the next entry must still
+/// complete an access to a device.
 pub type Visit = Box<dyn FnOnce(&VcpuFd, bool) + Send>;
 
 /// The agreement. See the module's head.
 pub struct Control {
     state: Mutex<State>,
     changed: Condvar,
-    /// Whether vCPU threads must look at `state` before they enter the guest.
+    /// Whether vCPU threads must check `state` before they enter the guest.
     attention: AtomicBool,
     over: AtomicBool,
     end_event: EventFd,
 }
 
-/// What a vCPU thread does next.
+/// Next step of a vCPU thread.
 pub(crate) enum Next {
     /// Enter the guest.
     Run,
@@ -90,7 +90,7 @@ pub(crate) enum Next {
 }
 
 impl Control {
-    /// A machine about to run.
+    /// Creates the state of a machine about to run.
     pub fn new() -> std::io::Result<Self> {
         Ok(Self {
             state: Mutex::default(),
@@ -106,8 +106,8 @@ impl Control {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The machine is to end for this reason, which its user or a signal gives: its guest has been
-    /// asked to power off. Does not end it.
+    /// Records a request of the user or of a signal to end the machine for this reason: its guest
+    /// has been asked to power off. Does not end it.
     pub fn ask(&self, reason: End) {
         self.state().asked.get_or_insert(reason);
     }
@@ -124,7 +124,8 @@ impl Control {
         }
         if state.end.is_none() {
             state.end = Some(reason);
-            // SeqCst with the load in `is_over`: whoever sees the event sees the flag.
+            // SeqCst, as is the load in `is_over`: the store is ordered before the write of the
+            // event, so a thread that reads the event also reads the flag as set.
             self.over.store(true, Ordering::SeqCst);
             // Fails only when the counter is full, and then it is readable.
             let _ = self.end_event.write(1);
@@ -134,24 +135,24 @@ impl Control {
         self.changed.notify_all();
     }
 
-    /// Whether the machine has ended.
+    /// Returns whether the machine has ended.
     pub fn is_over(&self) -> bool {
         self.over.load(Ordering::SeqCst)
     }
 
-    /// What the watchdog has said, also after the machine ended for another reason.
+    /// Returns the watchdog's report, also after the machine ended for another reason.
     pub fn stuck(&self) -> Option<String> {
         self.state().stuck.clone()
     }
 
-    /// The first end that the user or a signal has asked for, also after the machine ended for
-    /// another reason.
+    /// Returns the first end that the user or a signal has asked for, also after the machine ended
+    /// for another reason.
     pub fn asked(&self) -> Option<End> {
         self.state().asked.clone()
     }
 
-    /// Whether each vCPU should show its registers as it stops: after SIGQUIT, and when a sidecore
-    /// is silent.
+    /// Returns whether each vCPU should show its registers as it stops: after SIGQUIT, and when a
+    /// sidecore is silent.
     pub(crate) fn wants_registers(&self) -> bool {
         matches!(
             self.state().end,
@@ -215,7 +216,7 @@ impl Control {
         state.inspection = Some((
             index,
             Box::new(move |vcpu| {
-                // Whoever asked may have lost patience.
+                // The caller may have given up waiting.
                 let _ = sender.send(question(vcpu));
             }),
         ));
@@ -228,7 +229,7 @@ impl Control {
         answer
     }
 
-    /// Has the threads of vCPUs `0..count` each do something once, outside the guest, which they
+    /// Has the threads of vCPUs `0..count` each do its work once, outside the guest, which they
     /// leave for it. Does not wait; what has not been done when this is called again, for lack of a
     /// thread, is forgotten.
     pub fn visit(&self, count: usize, mut what: impl FnMut(usize) -> Visit) {
@@ -263,7 +264,7 @@ impl Control {
         self.changed.notify_all();
     }
 
-    /// Makes every vCPU thread look at the state.
+    /// Makes every vCPU thread check the state.
     fn summon(&self, state: &State) {
         // Release: a vCPU that sees it takes the lock and so sees the state. The flag is set before
         // the signal is sent; a vCPU clears its immediate_exit before it looks, so it misses
@@ -274,18 +275,18 @@ impl Control {
         }
     }
 
-    /// A vCPU thread joins; pair with [`leave`](Self::leave).
+    /// Adds a vCPU thread; pair with [`leave`](Self::leave).
     pub(crate) fn join(&self, thread: Thread) {
         self.state().threads.push(thread);
     }
 
-    /// A vCPU thread is about to return: it is never signalled again.
+    /// Removes a vCPU thread that is about to return: it is never signalled again.
     pub(crate) fn leave(&self, thread: Thread) {
         self.state().threads.retain(|other| *other != thread);
         self.changed.notify_all();
     }
 
-    /// What the thread of vCPU `index` does next; parks it while the machine is paused.
+    /// Returns the next step of the thread of vCPU `index`; parks it while the machine is paused.
     #[inline]
     pub(crate) fn next(&self, index: usize) -> Next {
         if self.attention.load(Ordering::Acquire) {

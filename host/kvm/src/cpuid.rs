@@ -1,5 +1,5 @@
-//! CPUID of the guest: what KVM supports here, with topology, and with what the machine does not
-//! offer removed.
+//! CPUID of the guest: the features that KVM supports here, with topology, and without those that
+//! the machine does not offer.
 //!
 //! Follows Intel SDM volume 2 (CPUID) and AMD APM volume 3 appendix E. KVM's own leaves
 //! (0x4000_0000: signature, kvmclock, PV end of interrupt, …) come from `KVM_GET_SUPPORTED_CPUID`
@@ -31,16 +31,17 @@ pub fn hide_what_moving_pages_disturb(supported: &mut CpuId) {
     }
 }
 
-/// What this host's KVM supports.
+/// Returns the CPUID that this host's KVM supports.
 pub fn supported(kvm: &Kvm) -> Result<CpuId, KvmError> {
     kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
         .map_err(refused("to list its CPUID"))
 }
 
-/// Bits of the guest-physical addresses that a guest of this CPUID can use (leaf 0x8000_0008): EAX
-/// 7:0, or 23:16 where the host translates fewer than its processor has.
+/// Returns the number of bits of the guest-physical addresses that a guest of this CPUID can use
+/// (leaf 0x8000_0008): EAX 7:0, or 23:16 where the host translates fewer than its processor has.
 pub fn physical_address_bits(cpuid: &CpuId) -> u8 {
-    /// Of a processor that does not tell (AMD APM volume 3, Intel SDM volume 2: 36 with PAE).
+    /// Bits of a processor that does not report them (AMD APM volume 3, Intel SDM volume 2: 36 with
+    /// PAE).
     const UNTOLD: u8 = 36;
     let leaf = cpuid.as_slice().iter().find(|e| e.function == 0x8000_0008);
     leaf.map_or(UNTOLD, |entry| match entry.eax.to_le_bytes() {
@@ -49,7 +50,7 @@ pub fn physical_address_bits(cpuid: &CpuId) -> u8 {
     })
 }
 
-/// Bits of an APIC id below the package, for `cpus` vCPUs in one package.
+/// Returns the number of bits of an APIC id below the package, for `cpus` vCPUs in one package.
 fn core_bits(cpus: u8) -> u32 {
     u32::from(cpus).next_power_of_two().trailing_zeros()
 }
@@ -96,7 +97,8 @@ fn adapt(entry: &mut kvm_cpuid_entry2, apic_id: u8, cpus: u8) {
     }
 }
 
-/// Extended topology (leaves 0xB and 0x1F): one thread per core, all cores in one package.
+/// Returns the extended topology (leaves 0xB and 0x1F): one thread per core, all cores in one
+/// package.
 fn topology(leaf: u32, apic_id: u8, cpus: u8) -> [kvm_cpuid_entry2; 3] {
     let level = |index: u32, kind: u32, shift: u32, count: u32| kvm_cpuid_entry2 {
         function: leaf,
@@ -116,7 +118,7 @@ fn topology(leaf: u32, apic_id: u8, cpus: u8) -> [kvm_cpuid_entry2; 3] {
     ]
 }
 
-/// CPUID of the vCPU with this APIC id among `cpus`.
+/// Returns the CPUID of the vCPU with this APIC id among `cpus`.
 pub fn for_vcpu(supported: &CpuId, apic_id: u8, cpus: u8) -> CpuId {
     let mut entries: Vec<_> = supported
         .as_slice()
@@ -127,7 +129,7 @@ pub fn for_vcpu(supported: &CpuId, apic_id: u8, cpus: u8) -> CpuId {
     for entry in &mut entries {
         adapt(entry, apic_id, cpus);
     }
-    // Leaf 0 tells the highest basic leaf; Linux looks at 0xB only up to there.
+    // Leaf 0 has the highest basic leaf; Linux reads 0xB only up to there.
     let highest = entries
         .iter()
         .find(|e| e.function == 0)

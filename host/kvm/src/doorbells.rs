@@ -1,16 +1,16 @@
 //! Doorbells of one function: an eventfd for each queue, rung inside KVM (`KVM_IOEVENTFD`).
 //!
-//! While the sidecore polls, drivers are told not to ring. Each value read from an eventfd is a
-//! number of exits: the ledger's doorbell column is their sum.
+//! While the sidecore polls, it has drivers suppress doorbells. Each value read from an eventfd is
+//! a number of exits: the ledger's doorbell column is their sum.
 //!
-//! Doorbells may belong to somebody else ([`KvmDoorbells::for_others`]): a device that is served in
-//! another process reads them there. Nobody here may read them, then; how often they rang only the
-//! kernel's tracepoints tell, for which the ledger is given their addresses
-//! ([`KvmDoorbells::places`]).
+//! Doorbells may belong to a back end outside this process ([`KvmDoorbells::for_others`]), which
+//! serves the device and reads them: another process, or the kernel's vhost. This process must not
+//! read them then. Only the kernel's tracepoints count them, for which the ledger receives their
+//! addresses ([`KvmDoorbells::places`]).
 //!
-//! Where they are is another thread's to say ([`IoEvents`]): each change waits until no vCPU can be
-//! in the middle of looking for one (a grace period of some milliseconds), and a BAR that moves is
-//! two of them for each queue.
+//! Another thread sets where they are ([`IoEvents`]): each change waits until no vCPU can be in the
+//! middle of looking for one (a grace period of some milliseconds), and a BAR that moves is two of
+//! them for each queue.
 
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
@@ -24,13 +24,13 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use crate::Vm;
 
-/// The eventfds, for whoever hears them.
+/// The eventfds, for the thread or back end that reads them.
 pub struct KvmDoorbells {
     events: Arc<IoEvents>,
     rung: u64,
 }
 
-/// Where KVM listens for a function's doorbells.
+/// Place at which KVM listens for a function's doorbells.
 pub struct IoEvents {
     vm: Arc<dyn Listen>,
     fds: Vec<EventFd>,
@@ -43,7 +43,7 @@ pub struct IoEvents {
     places: Option<Arc<Places>>,
 }
 
-/// What of KVM is needed.
+/// Calls of KVM that [`IoEvents`] needs; tests have their own.
 trait Listen: Send + Sync {
     fn listen(&self, fd: &EventFd, at: IoEventAddress) -> io::Result<()>;
 
@@ -79,7 +79,7 @@ pub fn try_listening(vm: &Vm) -> io::Result<()> {
     tried.inspect_err(|_| vm.go_without_doorbells())
 }
 
-/// Where a function's doorbells are, for other threads; one function's BAR lies in one place for
+/// Place of a function's doorbells, for other threads; one function's BAR lies in one place for
 /// nearly all its life.
 #[derive(Debug, Default)]
 pub struct Places {
@@ -90,7 +90,7 @@ pub struct Places {
 }
 
 impl Places {
-    /// Whether a doorbell is at this guest-physical address.
+    /// Returns whether a doorbell is at this guest-physical address.
     pub fn contain(&self, gpa: u64) -> bool {
         // Relaxed: two words of a statistic; the second does not change.
         let first = self.first.load(Ordering::Relaxed);
@@ -100,7 +100,7 @@ impl Places {
 }
 
 impl KvmDoorbells {
-    /// One for each of `queues` queues, `stride` bytes apart, nowhere yet.
+    /// Creates one for each of `queues` queues, `stride` bytes apart, nowhere yet.
     ///
     /// # Errors
     /// The host has no more descriptors.
@@ -108,7 +108,7 @@ impl KvmDoorbells {
         IoEvents::new(vm, queues, stride, None).map(Self::of)
     }
 
-    /// The same, for somebody else to read.
+    /// Creates the same, for a back end outside this process to read.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -127,22 +127,22 @@ impl KvmDoorbells {
         }
     }
 
-    /// Where KVM listens for them: for whoever decodes the function's BARs.
+    /// Returns the place where KVM listens for them, for the decoder of the function's BARs.
     pub fn events(&self) -> Arc<IoEvents> {
         self.events.clone()
     }
 
-    /// Where doorbells for others are.
+    /// Returns the places of doorbells for others.
     pub fn places(&self) -> Option<Arc<Places>> {
         self.events.places.clone()
     }
 
-    /// The eventfds.
+    /// Returns the eventfds.
     pub fn eventfds(&self) -> &[EventFd] {
         &self.events.fds
     }
 
-    /// Those that are read here.
+    /// Returns those that are read here.
     fn ours(&self) -> &[EventFd] {
         match self.events.places {
             None => &self.events.fds,
@@ -177,7 +177,7 @@ impl IoEvents {
 }
 
 impl PlaceDoorbells for IoEvents {
-    /// Two grace periods of KVM's for each queue that moves.
+    /// Moves the doorbells. Costs two grace periods of KVM's for each queue that moves.
     fn place(&self, first: Option<u64>) {
         // A panic in between leaves an address that is at worst left a second time, which fails
         // without effect.
@@ -209,7 +209,7 @@ impl Doorbells for KvmDoorbells {
         self.ours().iter().map(AsRawFd::as_raw_fd).for_each(add);
     }
 
-    /// One system call a queue.
+    /// Drains the eventfds. Costs one system call a queue.
     fn drain(&mut self, ring: &mut dyn FnMut(u16)) {
         let mut rung = 0;
         for (fd, queue) in self.ours().iter().zip(0..) {

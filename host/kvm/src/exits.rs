@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use platform::bus::AccessCause;
 
-/// Why a vCPU came to user space.
+/// Cause of an exit to user space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum ExitCause {
@@ -32,7 +32,7 @@ pub enum ExitCause {
     IoapicEoi,
     /// A marker port write.
     Marker,
-    /// An address or port nobody decodes.
+    /// An address or port that no device decodes.
     Unclaimed,
     /// A signal: pause, stop, or a stray one.
     Interrupted,
@@ -60,7 +60,7 @@ impl ExitCause {
         ExitCause::Other,
     ];
 
-    /// Of an access to memory.
+    /// Returns the cause of an access to memory.
     pub fn of_memory(met: AccessCause) -> Self {
         match met {
             AccessCause::IommuRegister => Self::IommuRegister,
@@ -73,8 +73,8 @@ impl ExitCause {
         }
     }
 
-    /// Of an access by port: memory accesses show up in KVM as page faults, ports do not, so the
-    /// ledger keeps them apart.
+    /// Returns the cause of an access by port: memory accesses show up in KVM as page faults, ports
+    /// do not, so the ledger keeps them apart.
     pub fn of_port(met: AccessCause) -> Self {
         match met {
             AccessCause::PciConfig => Self::PciConfigPort,
@@ -83,7 +83,7 @@ impl ExitCause {
         }
     }
 
-    /// Name in tables and reports.
+    /// Returns the name in tables and reports.
     pub fn name(self) -> &'static str {
         match self {
             ExitCause::IommuRegister => "iommu",
@@ -117,7 +117,7 @@ impl ExitCounters {
         slot.store(slot.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
     }
 
-    /// The counts now.
+    /// Returns the present counts.
     pub fn snapshot(&self) -> ExitSnapshot {
         ExitSnapshot(std::array::from_fn(|i| self.0[i].load(Ordering::Relaxed)))
     }
@@ -128,12 +128,12 @@ impl ExitCounters {
 pub struct ExitSnapshot([u64; CAUSES]);
 
 impl ExitSnapshot {
-    /// Exits of this cause.
+    /// Returns the exits of this cause.
     pub fn get(&self, cause: ExitCause) -> u64 {
         self.0[cause as usize]
     }
 
-    /// Exits of every cause.
+    /// Returns the exits of every cause.
     pub fn total(&self) -> u64 {
         self.0.iter().sum()
     }
@@ -144,17 +144,17 @@ impl ExitSnapshot {
 pub struct ExitLedger(Arc<[ExitCounters]>);
 
 impl ExitLedger {
-    /// Counters for `cpus` vCPUs, all zero.
+    /// Creates counters for `cpus` vCPUs, all zero.
     pub fn new(cpus: usize) -> Self {
         Self((0..cpus).map(|_| ExitCounters::default()).collect())
     }
 
-    /// One vCPU's counters.
+    /// Returns one vCPU's counters.
     pub fn of(&self, cpu: usize) -> &ExitCounters {
         &self.0[cpu]
     }
 
-    /// The sum over all vCPUs.
+    /// Returns the sum over all vCPUs.
     pub fn snapshot(&self) -> ExitSnapshot {
         let mut sum = ExitSnapshot::default();
         for counters in self.0.iter() {

@@ -50,7 +50,7 @@ pub fn install() -> io::Result<()> {
 pub struct RunPage(());
 
 impl RunPage {
-    /// `page` is the vCPU's `kvm_run`, which outlives the guard: the caller owns the vCPU for
+    /// Enters `page`, the vCPU's `kvm_run`, which outlives the guard: the caller owns the vCPU for
     /// longer.
     ///
     /// # Safety
@@ -72,7 +72,7 @@ impl Drop for RunPage {
 pub struct Thread(libc::pthread_t);
 
 impl Thread {
-    /// The calling thread.
+    /// Returns the calling thread.
     pub fn current() -> Self {
         // SAFETY: always succeeds.
         Self(unsafe { libc::pthread_self() })

@@ -1,6 +1,6 @@
-//! Interrupts of queues that somebody else serves: an eventfd for each queue, which KVM turns into
-//! the queue's message (`KVM_IRQFD` with a GSI route of its own), so that no thread of ours wakes
-//! for an interrupt.
+//! Interrupts of queues that a back end outside this process serves (another process, or the
+//! kernel's vhost): an eventfd for each queue, which KVM turns into the queue's message
+//! (`KVM_IRQFD` with a GSI route of its own), so that no thread of ours wakes for an interrupt.
 //!
 //! A queue whose message may not be delivered (masked, no vector, MSI-X off, Bus Master off) is
 //! disconnected: what is signalled meanwhile stays in the eventfd, which is the pending bit, and
@@ -38,7 +38,7 @@ pub struct KvmLines {
 }
 
 impl KvmLines {
-    /// One line for each of `queues` queues, not connected.
+    /// Creates one line for each of `queues` queues, not connected.
     ///
     /// # Errors
     /// The host has no more descriptors.
@@ -68,7 +68,7 @@ impl KvmLines {
         Ok(self.vm.fd().unregister_irqfd(&line.fd, line.gsi)?)
     }
 
-    /// The eventfds, for whoever signals them.
+    /// Returns the eventfds, for the back end that signals them.
     pub fn fds(&self) -> impl Iterator<Item = &EventFd> {
         self.lines.iter().map(|line| &line.fd)
     }
@@ -140,7 +140,7 @@ impl InterruptLines for KvmLines {
         if !line.is_connected {
             // SAFETY: the descriptor belongs to `line.fd`, which outlives this call.
             let fd = unsafe { BorrowedFd::borrow_raw(line.fd.as_raw_fd()) };
-            // Whoever signals it can make it a descriptor whose reader waits.
+            // The back end that signals it can make it a descriptor whose reader waits.
             sidecore::drain_eventfd(fd);
         }
     }

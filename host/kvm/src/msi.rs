@@ -1,8 +1,8 @@
 //! Message-signalled interrupts into KVM's local APICs by `KVM_SIGNAL_MSI`.
 //!
-//! Any thread may send. The requester does not matter to KVM: whoever remaps interrupts has done it
-//! before. KVM takes the message without leaving the kernel again; the target vCPU is kicked where
-//! the processor cannot post interrupts.
+//! Any thread may send. The requester does not matter to KVM: interrupts are remapped before they
+//! come here. KVM takes the message without leaving the kernel again. The target vCPU is kicked
+//! where the processor cannot post interrupts.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -19,7 +19,7 @@ use crate::coalesced::CoalescedZone;
 use crate::zones::ZonedRing;
 use crate::{KvmError, Vm};
 
-/// Why a register page cannot be had.
+/// Reason why a register page cannot be had.
 #[derive(Debug, thiserror::Error)]
 pub enum PageError {
     /// No shared memory for it.
@@ -36,8 +36,8 @@ pub enum PageError {
     Log(#[source] io::Error),
 }
 
-/// `unit` behind the page at `at` that the guest reads without an exit and whose writes KVM logs,
-/// to be read by `ring` with those of the machine's other units.
+/// Puts `unit` behind the page at `at` that the guest reads without an exit and whose writes KVM
+/// logs, to be read by `ring` with those of the machine's other units.
 ///
 /// # Errors
 /// The host lacks something.
@@ -53,7 +53,7 @@ pub fn logged(
     Ok(VtdPort::logged(unit, page, Box::new(log)))
 }
 
-/// `unit` behind a page at `at` that is the guest's memory.
+/// Puts `unit` behind a page at `at` that is the guest's memory.
 ///
 /// # Errors
 /// The host lacks something.
@@ -62,7 +62,7 @@ pub fn shared(unit: Unit, at: u64, vm: &Vm) -> Result<VtdPort, PageError> {
     Ok(VtdPort::shared(unit, page, mapping))
 }
 
-/// A register page in a memory slot.
+/// Makes a register page in a memory slot.
 fn slot(at: u64, vm: &Vm, flags: u32) -> Result<(RegisterPage, Arc<SlotMapping>), PageError> {
     let page = RegisterPage::new().map_err(|error| PageError::Page(error.to_string()))?;
     let mapping = SlotMapping::of_page(page.memfd()).map_err(PageError::Mapping)?;

@@ -15,8 +15,8 @@ pub struct KvmRoutes {
     table: Mutex<RouteTable>,
 }
 
-/// What KVM has; a change costs a grace period of the host's kernel, so equal tables are not sent
-/// again.
+/// Copy of the table that KVM has. A change costs a grace period of the host's kernel, so equal
+/// tables are not sent again.
 struct RouteTable {
     pins: Routes,
     /// Of GSI [`PINS`] and on.
@@ -24,7 +24,7 @@ struct RouteTable {
 }
 
 impl KvmRoutes {
-    /// Nothing routed.
+    /// Creates a table with nothing routed.
     pub fn new(vm: Arc<Vm>) -> Self {
         Self {
             vm,
@@ -35,7 +35,7 @@ impl KvmRoutes {
         }
     }
 
-    /// A GSI of its own, without a route. There are few devices, and KVM has 4096.
+    /// Allocates a GSI, without a route. There are few devices, and KVM has 4096.
     pub fn new_gsi(&self) -> u32 {
         let mut table = self.table();
         table.others.push(None);

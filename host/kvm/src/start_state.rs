@@ -1,7 +1,7 @@
 //! Register state in which the boot processor enters a kernel.
 //!
-//! What lies in RAM for it, and the protocols, are in [`platform::boot`].
-//! Other processors wait for INIT/SIPI in KVM's local APIC and need nothing but CPUID and MSRs.
+//! The data in RAM for it, and the protocols, are in [`platform::boot`]. Other processors wait for
+//! INIT/SIPI in KVM's local APIC and need nothing but CPUID and MSRs.
 
 use kvm_bindings::{Msrs, kvm_msr_entry, kvm_regs, kvm_segment, kvm_sregs};
 use kvm_ioctls::VcpuFd;
@@ -23,7 +23,7 @@ const CODE: u8 = 0xb;
 const DATA: u8 = 0x3;
 const TSS_BUSY: u8 = 0xb;
 
-/// A flat segment, as cached by the processor.
+/// Returns a flat segment, as cached by the processor.
 fn segment(selector: u16, kind: u8, long: bool) -> kvm_segment {
     kvm_segment {
         base: 0,
@@ -76,7 +76,7 @@ fn special(entry: Entry, sregs: &mut kvm_sregs) {
     }
 }
 
-/// Puts the boot processor at the kernel's door.
+/// Sets the registers of the boot processor to enter the kernel at `entry`.
 pub fn enter(vcpu: &VcpuFd, entry: Entry) -> Result<(), KvmError> {
     let mut sregs = vcpu
         .get_sregs()
@@ -103,7 +103,8 @@ pub fn enter(vcpu: &VcpuFd, entry: Entry) -> Result<(), KvmError> {
     vcpu.set_regs(&regs).map_err(refused("general registers"))
 }
 
-/// What firmware would have set on every processor: fast strings, memory write-back by default.
+/// Sets the MSRs that firmware would have set on every processor: fast strings, memory write-back
+/// by default.
 pub fn set_msrs(vcpu: &VcpuFd) -> Result<(), KvmError> {
     let entry = |index, data| kvm_msr_entry {
         index,
@@ -129,7 +130,7 @@ mod tests {
 
     use super::*;
 
-    /// The descriptor of a segment, as the GDT holds it (Intel SDM volume 3 §3.4.5).
+    /// Returns the descriptor of a segment, as the GDT holds it (Intel SDM volume 3 §3.4.5).
     fn descriptor(segment: &kvm_segment) -> u64 {
         let limit = u64::from(segment.limit >> if segment.g == 1 { 12 } else { 0 });
         let base = segment.base;

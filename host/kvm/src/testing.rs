@@ -12,7 +12,7 @@ use crate::{Vcpu, Vm, cpuid};
 
 /// Bytes of RAM, from guest-physical 0: one large page, mapped one to one.
 const RAM_SIZE: u64 = 2 << 20;
-/// Where the instructions are.
+/// Address of the instructions.
 const CODE: u64 = 0x1_0000;
 
 /// PML4, PDPT, and a directory for each GiB.
@@ -50,7 +50,8 @@ fn load(ram: &impl PhysMem, code: &[u8], devices: &[u64]) {
     }
 }
 
-/// 64-bit user mode on the page tables of [`load`]; the rest of `sregs` stays as it is after reset.
+/// Sets up 64-bit user mode on the page tables of [`load`]; the rest of `sregs` stays as it is
+/// after reset.
 fn user_mode(sregs: &mut kvm_sregs) {
     const CR0_PE_MP_ET_NE_WP_AM_PG: u64 = 0x8005_0033;
     const CR4_PAE: u64 = 1 << 5;
@@ -101,8 +102,8 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// With these instructions, and large pages of devices as in [`load`]; `None`, with the reason
-    /// printed, where there is no KVM.
+    /// Creates a machine with these instructions, and large pages of devices as in [`load`];
+    /// `None`, with the reason printed, where there is no KVM.
     pub fn new(code: &[u8], devices: &[u64]) -> Option<Self> {
         let kvm = match crate::vm::open_any() {
             Ok(kvm) => kvm,

@@ -1,8 +1,8 @@
 //! One vCPU: its thread, and the loop around `KVM_RUN`.
 //!
 //! Each exit to user space is answered on the vCPU's own thread, through the buses, and counted by
-//! cause in that vCPU's counters. Between two entries the thread looks once (one acquire load)
-//! whether it is wanted for a pause or the end.
+//! cause in that vCPU's counters. Between two entries the thread checks once (one acquire load)
+//! whether it has to pause or to end.
 //!
 //! UNSAFETY: a pointer to the vCPU's `kvm_run` page for [`kick`](crate::kick).
 
@@ -20,20 +20,20 @@ use crate::control::{Control, End, Next};
 use crate::exits::{ExitCause, ExitLedger};
 use crate::kick::{RunPage, Thread};
 
-/// What every vCPU thread works with.
+/// Resources that every vCPU thread works with.
 #[derive(Clone)]
 pub struct Machine {
     /// Guest-physical addresses outside RAM.
     pub memory: Arc<Bus>,
     /// I/O ports.
     pub ports: Arc<Bus>,
-    /// Told of ends of interrupt.
+    /// Receives ends of interrupt.
     pub ioapic: Arc<Ioapic>,
     /// Where exits are counted.
     pub exits: ExitLedger,
     /// Pause and end.
     pub control: Arc<Control>,
-    /// Says a line to the user, without waiting for whoever reads it.
+    /// Prints a line for the user, without waiting for its reader.
     pub say: fn(&str),
 }
 
@@ -167,7 +167,7 @@ fn answer(exit: VcpuExit<'_>, machine: &Machine) -> Result<ExitCause, String> {
     })
 }
 
-/// The trouble and the registers, for the one message a user gets.
+/// Describes the error and the registers, for the one message that a user gets.
 fn describe(vcpu: &mut VcpuFd, index: usize, trouble: &str) -> String {
     let mut text = format!("vCPU {index}: {trouble}");
     if trouble.contains("INTERNAL_ERROR") {

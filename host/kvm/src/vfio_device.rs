@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_group_is_refused_and_nothing_is_kept_of_it() {
+    fn descriptor_that_is_no_group_is_refused_and_not_kept() {
         let Ok(kvm) = crate::vm::open_any() else {
             eprintln!("skipped: no /dev/kvm");
             return;

@@ -19,7 +19,7 @@ use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
 use platform::ioapic::PINS;
 use platform::layout;
 
-/// Why KVM cannot be used.
+/// Reason why KVM cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum KvmError {
     /// No device file.
@@ -54,7 +54,7 @@ pub enum KvmError {
     },
 }
 
-/// Advice where the host forbids a request.
+/// Returns advice where the host forbids a request.
 fn advice(error: &kvm_ioctls::Error) -> &'static str {
     match error.errno() {
         libc::EPERM | libc::EACCES | libc::ENOSYS => {
@@ -64,12 +64,12 @@ fn advice(error: &kvm_ioctls::Error) -> &'static str {
     }
 }
 
-/// For `map_err`: KVM refused `what`.
+/// Returns an error for `map_err`: KVM refused `what`.
 pub fn refused(what: &'static str) -> impl Fn(kvm_ioctls::Error) -> KvmError {
     move |source| KvmError::Refused { what, source }
 }
 
-/// Whether this host's processor cannot virtualize: `/dev/kvm`, if any, is KVM in software.
+/// Returns whether this host's processor cannot virtualize: `/dev/kvm`, if any, is KVM in software.
 pub fn is_software_kvm() -> bool {
     // Unreadable: let KVM speak for itself.
     fs::read_to_string("/proc/cpuinfo").is_ok_and(|info| !has_virtualization(&info))
@@ -142,7 +142,7 @@ struct Slots {
 }
 
 impl Slots {
-    /// The lowest free number.
+    /// Returns the lowest free number.
     fn free(&self) -> Option<usize> {
         let gap = self.mappings.iter().position(Option::is_none);
         let number = gap.unwrap_or(self.mappings.len());
@@ -177,7 +177,7 @@ pub struct StillMapped {
 }
 
 impl Vm {
-    /// Without an interrupt controller: a guest that takes no interrupts.
+    /// Creates a machine without an interrupt controller: its guest takes no interrupts.
     ///
     /// # Errors
     /// KVM refuses.
@@ -200,7 +200,7 @@ impl Vm {
         })
     }
 
-    /// With a split irqchip for our I/O APIC's 24 pins, and 32-bit APIC ids.
+    /// Creates a machine with a split irqchip for our I/O APIC's 24 pins, and 32-bit APIC ids.
     ///
     /// # Errors
     /// KVM refuses.
@@ -244,8 +244,8 @@ impl Vm {
             .map_err(refused("routes of interrupts (KVM_SET_GSI_ROUTING)"))
     }
 
-    /// What this crate's other modules ask KVM by. Slots and vCPUs are made by [`map`](Self::map)
-    /// and [`Vcpu::new`] only.
+    /// Returns the descriptor by which this crate's other modules call KVM. Slots and vCPUs are
+    /// made by [`map`](Self::map) and [`Vcpu::new`] only.
     pub(crate) fn fd(&self) -> &VmFd {
         &self.fd
     }
@@ -355,7 +355,7 @@ pub struct Vcpu {
 }
 
 impl Vcpu {
-    /// Number `index` of `vm`.
+    /// Creates number `index` of `vm`.
     ///
     /// # Errors
     /// KVM refuses.
@@ -367,17 +367,17 @@ impl Vcpu {
         })
     }
 
-    /// Its state, as KVM has it.
+    /// Returns its state, as KVM has it.
     pub fn fd(&self) -> &VcpuFd {
         &self.fd
     }
 
-    /// The same, to be changed or run.
+    /// Returns the same, to be changed or run.
     pub fn fd_mut(&mut self) -> &mut VcpuFd {
         &mut self.fd
     }
 
-    /// Its descriptor.
+    /// Returns its descriptor.
     pub fn as_fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the descriptor belongs to `fd`, which the result borrows.
         unsafe { BorrowedFd::borrow_raw(self.fd.as_raw_fd()) }

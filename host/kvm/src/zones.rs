@@ -1,6 +1,6 @@
 //! One reader of KVM's coalesced-MMIO ring for all register pages of a machine.
 //!
-//! A machine has one ring, in which the writes of all logged pages (zones) stand in the order in
+//! A machine has one ring, in which the writes of all logged pages (zones) are in the order in
 //! which they were made. Each unit takes its own ([`ZoneLog`]); what a reader meets of another zone
 //! is kept for that one, behind what was kept before. So each unit sees its writes in their order,
 //! however the units take turns. Between two units there is no order to keep: a driver that depends
@@ -10,8 +10,8 @@
 //! first ([`WriteLog::drain`] of as many entries as a ring has): all that was logged before has
 //! been taken or kept by then.
 //!
-//! All units are polled by one thread, their owner's, so the lock here is never waited for. A look
-//! at an empty ring takes none.
+//! All units are polled by one thread, their owner's, so the lock here is never waited for. A check
+//! of an empty ring takes none.
 //!
 //! Bound: what is kept for a unit comes from one whole ring (169 writes) for each poll of, and each
 //! access to, another unit since its own last poll; an owner polls all of its units one after the
@@ -74,7 +74,7 @@ impl ZonedRing {
         })
     }
 
-    /// The log of the writes to `zone`, which logs from now on.
+    /// Returns the log of the writes to `zone`, which logs from now on.
     ///
     /// # Errors
     /// KVM refuses, or the zone overlaps another.
@@ -161,8 +161,8 @@ impl ZoneEntries {
     }
 }
 
-/// Of up to eight bytes, little-endian, at this offset of a register page. A wrong entry is ignored
-/// by the unit.
+/// Returns the entry of up to eight bytes, little-endian, at this offset of a register page. A
+/// wrong entry is ignored by the unit.
 fn entry(offset: u64, bytes: &[u8]) -> LogEntry {
     let mut data = [0; 8];
     data[..bytes.len()].copy_from_slice(bytes);

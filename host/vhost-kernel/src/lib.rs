@@ -1,6 +1,6 @@
 //! vhost-net of Linux (`drivers/vhost/net.c`, `include/uapi/linux/vhost.h`) over a TAP interface,
-//! as what [`vhost_import`] has serve a network device: system calls and layouts, without a
-//! decision.
+//! as a back end by which [`vhost_import`] serves a network device: system calls and layouts,
+//! without a decision.
 //!
 //! Reading order: [`VhostNet`] (the device), `uapi` (numbers and structures of the header), `sys`
 //! (the calls).

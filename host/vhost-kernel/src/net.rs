@@ -47,28 +47,28 @@ pub enum VhostNetError {
     /// It refuses a call without which nothing works.
     #[error("the kernel's vhost refuses {what}")]
     Refused {
-        /// What.
+        /// Call that was refused.
         what: &'static str,
-        /// What the system says.
+        /// Error of the system.
         #[source]
         source: io::Error,
     },
     /// Something without which it does not work.
     #[error("the kernel's vhost-net does not offer {what}")]
     NotOffered {
-        /// What.
+        /// Missing feature.
         what: &'static str,
     },
     /// The interface was opened with several queues.
     #[error("the kernel's vhost-net serves one queue of an interface here, not {0}")]
     Queues(usize),
-    /// More regions of guest memory than are told.
+    /// Guest memory has more regions than the kernel's table may hold here.
     #[error("guest memory has {0} regions, and the kernel's vhost is told of {MAX_REGIONS}")]
     Regions(usize),
 }
 
-/// See the crate's head. Fields are dropped in this order: the kernel's use of memory ends before
-/// the memory.
+/// A device of vhost-net: see the crate's head. Fields are dropped in this order: the kernel's use
+/// of memory ends before the memory.
 #[derive(Debug)]
 pub struct VhostNet {
     file: File,
@@ -82,7 +82,7 @@ pub struct VhostNet {
 }
 
 impl VhostNet {
-    /// A device over `tap`, which has one queue, in `ram`. The kernel makes a thread for it.
+    /// Opens a device over `tap`, which has one queue, in `ram`. The kernel makes a thread for it.
     ///
     /// # Errors
     /// See [`VhostNetError`].
@@ -112,7 +112,7 @@ impl VhostNet {
                 .map_err(refused("the messages of its IOTLB"))?;
         }
         // SAFETY: the table names regions of `ram`, which is mapped while there is a clone of it;
-        // `Self` has one that is dropped after the descriptor. Nobody has references into guest
+        // `Self` has one that is dropped after the descriptor. No code has references into guest
         // memory.
         unsafe { sys::set_memory(&file, &table) }
             .map_err(refused("guest memory (VHOST_SET_MEM_TABLE)"))?;
@@ -127,12 +127,13 @@ impl VhostNet {
         })
     }
 
-    /// Largest packet of the interface, in bytes without the Ethernet header.
+    /// Returns the largest packet of the interface, in bytes without the Ethernet header.
     pub fn mtu(&self) -> u16 {
         self.tap.mtu()
     }
 
-    /// Where memory is mapped in this process, if `len` bytes from `gpa` on are in one region.
+    /// Returns the address at which memory is mapped in this process, if `len` bytes from `gpa` on
+    /// are in one region.
     fn user_addr(&self, gpa: Gpa, len: u64) -> Option<u64> {
         self.ram.regions().iter().find_map(|region| {
             let inside = gpa.raw().checked_sub(region.gpa.raw())?;
@@ -141,7 +142,7 @@ impl VhostNet {
         })
     }
 
-    /// What the kernel is told a part of a ring is at: an IOVA, or where it is mapped.
+    /// Returns the address of a part of a ring for the kernel: its IOVA, or where it is mapped.
     fn ring_addr(&self, at: Iova, len: u64) -> Result<u64, ImportError> {
         if self.has_iommu {
             return Ok(at.raw());
@@ -162,7 +163,7 @@ impl VhostNet {
     }
 }
 
-/// The offloads of a TAP interface.
+/// Returns the offloads of a TAP interface.
 fn offloads(has_uso: bool) -> Offloads {
     match has_uso {
         true => Offloads::ALL,
@@ -197,7 +198,7 @@ fn refused(what: &'static str) -> impl FnOnce(io::Error) -> ImportError {
     move |source| ImportError::Kernel { what, source }
 }
 
-/// Message of so many bytes from `first` on.
+/// Returns a message of so many bytes from `first` on.
 fn message(what: u8, range: IotlbRange, user_addr: u64, access: IotlbAccess) -> IotlbMsg {
     IotlbMsg {
         kind: IOTLB_MSG_V2,
@@ -297,7 +298,8 @@ impl KernelBackEnd for VhostNet {
             .map_err(refused("to forget entries of its IOTLB"))
     }
 
-    /// By an entry that allows nothing, which ends all questions about the address, and its end.
+    /// Refuses the address by an entry that allows nothing, which ends all questions about it, and
+    /// then ends that entry.
     fn refuse(&mut self, iova: u64) -> Result<(), ImportError> {
         let range = IotlbRange {
             first: iova,

@@ -18,7 +18,7 @@ fn answer(returned: libc::c_int) -> io::Result<()> {
     }
 }
 
-/// A call whose argument is read by the kernel and names no memory.
+/// Makes a call whose argument is read by the kernel and names no memory.
 pub fn set<T: Plain>(file: &File, call: &Call<T>, argument: &T) -> io::Result<()> {
     assert!(
         call.number != SET_VRING_ADDR.number,
@@ -30,7 +30,7 @@ pub fn set<T: Plain>(file: &File, call: &Call<T>, argument: &T) -> io::Result<()
     answer(unsafe { libc::ioctl(file.as_raw_fd(), call.number, std::ptr::from_ref(argument)) })
 }
 
-/// A call whose argument the kernel fills in.
+/// Makes a call whose argument the kernel fills in.
 pub fn get<T: Plain>(file: &File, call: &Call<T>, mut argument: T) -> io::Result<T> {
     // SAFETY: as of `set`; the kernel writes as many bytes as the number says, and any bytes are a
     // value of a `Plain` type.
@@ -44,16 +44,16 @@ pub fn get<T: Plain>(file: &File, call: &Call<T>, mut argument: T) -> io::Result
     Ok(argument)
 }
 
-/// The device is this process's.
+/// Makes the device this process's.
 pub fn set_owner(file: &File) -> io::Result<()> {
     // SAFETY: the call has no argument.
     answer(unsafe { libc::ioctl(file.as_raw_fd(), SET_OWNER, 0) })
 }
 
-/// The memory that the kernel may access.
+/// Sets the memory that the kernel may access.
 ///
 /// # Safety
-/// All of it is mapped memory until `file` is closed, of which nobody has references.
+/// All of it is mapped memory until `file` is closed, and no code has references into it.
 pub unsafe fn set_memory(file: &File, table: &MemoryTable) -> io::Result<()> {
     assert!(
         table.regions as usize <= table.region.len(),
@@ -70,7 +70,7 @@ pub unsafe fn set_memory(file: &File, table: &MemoryTable) -> io::Result<()> {
     })
 }
 
-/// Where a ring is.
+/// Sets the place of a ring.
 ///
 /// # Safety
 /// As of [`set_memory`], where the addresses are not IOVAs, which are looked up when they are used.
@@ -85,7 +85,7 @@ pub unsafe fn set_ring_addr(file: &File, addr: &RingAddr) -> io::Result<()> {
     })
 }
 
-/// Tells the IOTLB something.
+/// Sends the IOTLB a message.
 ///
 /// # Safety
 /// As of [`set_memory`], of what an update maps with an access.
@@ -107,7 +107,7 @@ pub unsafe fn tell_iotlb(file: &File, message: &IotlbMsg) -> io::Result<()> {
     }
 }
 
-/// The next message, of a descriptor that does not wait.
+/// Returns the next message, of a descriptor that does not wait.
 pub fn ask_iotlb(file: &File) -> io::Result<Option<IotlbMsg>> {
     let mut message = IotlbMsg::default();
     // SAFETY: the kernel writes at most as many bytes as the structure has, and any bytes are a

@@ -11,17 +11,17 @@ pub struct Call<T> {
 }
 
 impl<T> Call<T> {
-    /// The kernel reads it.
+    /// Numbers a call whose argument the kernel reads.
     const fn write(number: u32) -> Self {
         Self::numbered(1, number)
     }
 
-    /// The kernel fills it in.
+    /// Numbers a call whose argument the kernel fills in.
     const fn read(number: u32) -> Self {
         Self::numbered(2, number)
     }
 
-    /// Both.
+    /// Numbers a call whose argument the kernel reads and fills in.
     const fn read_write(number: u32) -> Self {
         Self::numbered(3, number)
     }
@@ -80,7 +80,7 @@ pub struct MemoryRegion {
     pub flags: u64,
 }
 
-/// Regions that are told at most. A machine of ours has two.
+/// Greatest number of regions that the kernel is given. A machine of ours has two.
 pub const MAX_REGIONS: usize = 8;
 
 /// `struct vhost_memory`, with room for its regions.

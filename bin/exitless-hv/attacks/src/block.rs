@@ -46,7 +46,7 @@ static USED: Page = Page::new();
 static HEADER: Page = Page::new();
 static STATE: Page = Page::new();
 
-/// Where the three parts of a ring are.
+/// Addresses of the three parts of a ring.
 #[derive(Clone, Copy)]
 pub struct Places {
     /// Descriptors.
@@ -58,7 +58,7 @@ pub struct Places {
 }
 
 impl Places {
-    /// This program's own pages.
+    /// Returns this program's own pages.
     pub fn own() -> Self {
         Self {
             desc: DESC.address(),
@@ -193,7 +193,7 @@ impl Block {
     }
 }
 
-/// Offset of a structure of virtio's behind BAR 0.
+/// Returns the offset of a structure of virtio's behind BAR 0.
 fn structure(function: u16, kind: u32) -> Option<u32> {
     let mut at = pci::capability(function, VENDOR)?;
     for _ in 0..48 {

@@ -1,9 +1,9 @@
 //! Events whose delivery faults: on a stack (e1stack), in a table (e1gate), in page tables
 //! (e1tables); and one without a table, the guest's end (triple).
 //!
-//! What delivery needs lies where a guest has no memory: that the hypervisor's is at 768 MiB is no
-//! secret. Each of them is an undefined instruction, whose exception cannot be delivered, and nor
-//! can what comes of that. A processor ends so.
+//! The structures that delivery needs lie where a guest has no memory: it is no secret that the
+//! hypervisor's memory is at 768 MiB. Each attack is an undefined instruction. Its exception cannot
+//! be delivered, nor can an exception that results, and so the processor shuts down.
 
 use core::arch::asm;
 
@@ -11,7 +11,7 @@ use crate::interrupts;
 use crate::tables::{self, Page};
 use crate::{Run, WINDOW_MS, time};
 
-/// Where the hypervisor's memory begins.
+/// Address at which the hypervisor's memory begins.
 pub const HIDDEN: u64 = 0x3000_0000;
 /// Limits of an interrupt table of one page, and of none.
 const PAGE_LIMIT: u16 = 4095;

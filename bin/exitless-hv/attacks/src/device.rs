@@ -7,19 +7,19 @@ use crate::nvme::Nvme;
 use crate::service::held;
 use crate::{Run, WINDOW_MS, end, time};
 
-/// How many commands.
+/// Number of commands.
 const COMMANDS: u32 = 50;
-/// How long each interrupt is waited for, milliseconds.
+/// Time that each interrupt is waited for, milliseconds.
 const PAUSE: u64 = WINDOW_MS / COMMANDS as u64;
-/// A message's address, and in it a processor's place, and what makes it a logical one of all
-/// processors.
+/// A message's address; the destination processor's field in it; and the bits that make it a
+/// logical destination of all processors.
 const ADDRESS: u32 = 0xfee0_0000;
 const PROCESSOR: u32 = 1 << 12;
 const ALL: u32 = 0xff << 12 | 3 << 2;
 /// A message's data: an NMI; a level, asserted.
 const NMI: u32 = 4 << 8;
 const LEVEL: u32 = 3 << 14;
-/// How far a window of registers is moved: to where there is nothing, in the same 256 MiB.
+/// Bytes by which a window of registers is moved: to where there is nothing, in the same 256 MiB.
 const FAR: u64 = 64 << 20;
 
 /// The device's interrupts on the host's vector.

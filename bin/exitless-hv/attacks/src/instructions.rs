@@ -9,7 +9,7 @@ use bare::{apic, processor};
 use crate::interrupts::{self, OWN, attempt};
 use crate::{Run, WINDOW_MS, tables, time};
 
-/// How often, in a window.
+/// Repetitions in a window.
 const TIMES: u64 = 100;
 
 /// A data breakpoint in the frame that its own exception writes.
@@ -84,7 +84,7 @@ pub fn mwait(run: &Run) {
     });
 }
 
-/// What no guest has, whatever its hypervisor's defences are: SVM's instructions and registers,
+/// Instructions and registers that no guest has, whatever its hypervisor's defences are: SVM's, and
 /// RSM; and its own APIC base stays as it is.
 pub fn fixed(run: &Run) {
     const UNDEFINED: Result<(), u8> = Err(6);
@@ -153,7 +153,7 @@ fn written(run: &Run, register: u32, value: u64) {
     });
 }
 
-/// An instruction, again and again; how often it was refused.
+/// Repeats an instruction, and reports the number of times that it was refused.
 fn repeated(run: &Run, instruction: impl Fn()) {
     let refused = run.measured(|| {
         (0..TIMES).fold(0, |refused, _| {

@@ -1,4 +1,4 @@
-//! What the guest does with interrupts and exceptions: it counts them, and ends those that want it.
+//! The guest's handlers of interrupts and exceptions: they count them, and end those that want it.
 //!
 //! An exception that no attack expects is printed, and is the end.
 
@@ -35,7 +35,7 @@ const PROTECTION: u8 = 13;
 const EXCEPTIONS: u8 = 32;
 /// The first vector of the host's class.
 const HOST_CLASS: u8 = 0xf0;
-/// More faults of one interrupt than this are a circle.
+/// Most faults of one interrupt: more are a loop.
 const FAULTS_MAX: u32 = 1000;
 
 static COUNTS: [AtomicU32; 256] = [const { AtomicU32::new(0) }; 256];
@@ -53,7 +53,7 @@ pub static IS_NESTING: AtomicBool = AtomicBool::new(false);
 /// Whether an exception for a gate that is not present is expected.
 pub static IS_FAULT_EXPECTED: AtomicBool = AtomicBool::new(false);
 
-/// What stubs.s and the processor leave on the stack.
+/// Stack of a handler, as stubs.s and the processor leave it.
 #[repr(C)]
 struct Frame {
     registers: [u64; 10],
@@ -66,7 +66,7 @@ struct Frame {
 }
 
 impl Frame {
-    /// Where stubs.s keeps rax.
+    /// Offset at which stubs.s keeps rax.
     const RAX: usize = 9;
 }
 
@@ -139,7 +139,7 @@ pub fn attempt<F: FnMut()>(mut code: F) -> Result<(), u8> {
     }
 }
 
-/// Whether the handler of `vector` leaves it in service.
+/// Sets whether the handler of `vector` leaves it in service.
 pub fn keep(vector: u8, is_kept: bool) {
     KEPT[usize::from(vector)].store(is_kept, Relaxed);
 }
@@ -159,27 +159,27 @@ pub fn send(vector: u8) {
     try_write(apic::SELF_IPI, u64::from(vector));
 }
 
-/// How often a vector's handler ran.
+/// Returns the number of times that a vector's handler ran.
 pub fn count(vector: u8) -> u32 {
     COUNTS[usize::from(vector)].load(Relaxed)
 }
 
-/// How many non-maskable interrupts there were.
+/// Returns the number of non-maskable interrupts.
 pub fn non_maskable() -> u32 {
     count(NMI)
 }
 
-/// How often a gate was not present, and the last error code.
+/// Returns the number of times that a gate was not present, and the last error code.
 pub fn faults() -> (u32, u32) {
     (count(NOT_PRESENT), FAULT_CODE.load(Relaxed))
 }
 
-/// How many of the host's interrupts the thief had.
+/// Returns the number of the host's interrupts that the thief took.
 pub fn stolen() -> u32 {
     STOLEN.load(Relaxed)
 }
 
-/// The order in which the first handlers of a nest began.
+/// Returns the order in which the first handlers of a nest began.
 pub fn order() -> impl Iterator<Item = u32> {
     ORDER
         .iter()
@@ -197,7 +197,7 @@ pub fn send_and_count(vector: u8, times: u32) -> u32 {
     })
 }
 
-/// All of them, from stubs.s.
+/// Handles all of them, from stubs.s.
 #[unsafe(no_mangle)]
 extern "C" fn attacks_interrupt(frame: &mut Frame) {
     let vector = frame.number as u8;
@@ -234,7 +234,8 @@ fn interrupt(vector: u8) {
     }
 }
 
-/// From the handler of [`OWN`]: the lower one must wait for its end, and the higher one must not.
+/// Nests interrupts in the handler of [`OWN`]: the lower one must wait for its end, and the higher
+/// one must not.
 fn nest() {
     send(LOW);
     send(HIGH);

@@ -118,14 +118,14 @@ const PAYLOADS: &[(&str, Payload)] = &[
 
 /// The shortest window, milliseconds.
 pub const WINDOW_MS: u64 = 1100;
-/// Where the measured window is marked.
+/// Port at which the measured window is marked.
 const MARK: u16 = 0xe0;
-/// Where QEMU's q35 is switched off, and by what.
+/// Port at which QEMU's q35 is switched off, and the value that does it.
 pub const POWER: u16 = 0x604;
 /// See [`POWER`].
 pub const POWER_OFF: u16 = 0x2000;
 
-/// What is run.
+/// The payload that runs.
 pub struct Run {
     name: &'static str,
     is_calm: bool,
@@ -174,7 +174,7 @@ extern "C" fn bare_main(magic: u32, information: u32) -> ! {
         print(format_args!("attacks: no multiboot loader, {magic:#x}"));
         end()
     }
-    // SAFETY: it is the loader's, in low memory that nobody writes.
+    // SAFETY: it is the loader's, in low memory that nothing writes.
     let information = unsafe { bare::multiboot::Information::new(information) };
     let mut words = information.command_line().split_ascii_whitespace().skip(1);
     let name = words.next().unwrap_or("");

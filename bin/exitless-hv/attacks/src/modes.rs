@@ -20,11 +20,11 @@ const EFER: u32 = 0xc000_0080;
 /// In EFER: long mode is chosen; it is on.
 const CHOSEN: u32 = 1 << 8;
 const ON: u32 = 1 << 10;
-/// Between interrupts to itself, milliseconds.
+/// Time between interrupts to itself, milliseconds.
 const PAUSE_MS: u64 = 10;
 const TIMES: u64 = WINDOW_MS / PAUSE_MS;
 
-/// What modes.s is to do, by offset, and what came of it.
+/// Parameters of modes.s, by offset, and its results.
 #[repr(C)]
 struct Order {
     /// Page tables that are right in both modes, the 32-bit mode's, and those of before.
@@ -57,7 +57,7 @@ struct Order {
 #[repr(transparent)]
 pub struct Place(UnsafeCell<Order>);
 
-// SAFETY: one processor, and only `change` looks at it.
+// SAFETY: one processor, and only `change` accesses it.
 unsafe impl Sync for Place {}
 
 #[unsafe(no_mangle)]
@@ -137,7 +137,8 @@ pub fn legacy(run: &Run) {
     ));
 }
 
-/// Whether it was in 32-bit mode, and what came there: its own, the host's.
+/// Changes the mode. Returns whether it was in 32-bit mode, and the interrupts that came there: its
+/// own, the host's.
 fn change(without: u32, by_rules: bool) -> (u32, u32, u32) {
     const LARGE: u64 = 1 << 7;
     for vector in 0..256 {

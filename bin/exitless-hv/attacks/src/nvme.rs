@@ -93,7 +93,7 @@ impl Nvme {
         if !time::until(5000, || is_ready(0)) {
             return Err("the controller does not stop");
         }
-        // MSI-X comes before the queue: QEMU's controller looks at it when it makes one.
+        // MSI-X comes before the queue: QEMU's controller reads its state when it makes one.
         self.set_msix(MSIX_ENABLE | MSIX_MASKED);
         poke(self.entry + 12, 1);
         poke(self.registers + AQA, (ENTRIES - 1) << 16 | (ENTRIES - 1));
@@ -129,7 +129,7 @@ impl Nvme {
         unsafe { pci::write(self.function, self.capability, others | switches) }
     }
 
-    /// Where its registers are.
+    /// Returns the address of its registers.
     pub fn place(&self) -> u64 {
         self.registers
     }
@@ -238,8 +238,8 @@ fn peek(address: u64) -> u32 {
 }
 
 fn poke(address: u64, value: u32) {
-    // SAFETY: as above; the queues and the buffer that the device is told of are pages that nothing
-    // else uses.
+    // SAFETY: as above; the queues and the buffer whose addresses the device receives are pages
+    // that nothing else uses.
     unsafe {
         asm!("mov [{}], {:e}", in(reg) address, in(reg) value, options(nostack, preserves_flags))
     }

@@ -19,12 +19,12 @@ const INIT: u64 = 5 << 8;
 const START_UP: u64 = 6 << 8;
 const ASSERT: u64 = 1 << 14;
 
-/// Where the second processor begins, and its handlers; a page of low memory that nothing else
-/// uses.
+/// Addresses of the second processor's start and of its handlers; a page of low memory that nothing
+/// else uses.
 const CODE: usize = 0x9000;
 const HANDLER: usize = 0x9080;
 const NMI_HANDLER: usize = 0x90c0;
-/// What it counts, words: interrupts, NMIs, starts.
+/// Address of the second processor's counts, words: interrupts, NMIs, starts.
 const COUNTS: usize = 0x7000;
 
 /// Segments and a stack, the local APIC on; counts the start, and halts with interrupts on.
@@ -82,7 +82,7 @@ impl Second {
         Self::count(0)
     }
 
-    /// Non-maskable interrupts that it took.
+    /// Returns the number of non-maskable interrupts that it took.
     fn nmis(&self) -> u16 {
         Self::count(1)
     }

@@ -26,7 +26,7 @@ const CHANNEL: u16 = 0x40;
 const COMMAND: u16 = 0x43;
 const PER_MS: u16 = 1193;
 
-/// How the timer chip counts.
+/// Mode in which the timer chip counts.
 #[derive(Clone, Copy)]
 enum Count {
     /// Once; its line stays up.

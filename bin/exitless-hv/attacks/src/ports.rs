@@ -14,10 +14,10 @@ const SMI: u16 = 0xb2;
 const SYSTEM: u16 = 0x92;
 const KEYBOARD: u16 = 0x64;
 const RESET: u16 = 0xcf9;
-/// Firmware's configuration device: the address of what it is to do, high and low half, big-endian.
+/// Firmware's configuration device: the address of a command, high and low half, big-endian.
 const FIRMWARE: u16 = 0x514;
 
-/// What firmware's device is to do.
+/// Command for firmware's device.
 static ORDER: Page = Page::new();
 
 /// A system management interrupt.

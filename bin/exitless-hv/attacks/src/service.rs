@@ -8,7 +8,7 @@ use bare::apic;
 use crate::interrupts::{self, HANDLER_MS, HIGH, LOW, OWN, STRANGE};
 use crate::{Run, WINDOW_MS, time};
 
-/// How long a vector is held, by turns, milliseconds: six periods of the watchdog.
+/// Time that a vector is held, by turns, milliseconds: six periods of the watchdog.
 const HELD_MS: u64 = 120;
 
 /// Ends no interrupt of an assigned vector, and waits for a lower one.

@@ -34,7 +34,7 @@ impl Page {
         Self(UnsafeCell::new([0; PAGE / 8]))
     }
 
-    /// Its address: virtual and, but for the thief's trick, physical.
+    /// Returns its address: virtual and, but for the thief's trick, physical.
     pub fn address(&self) -> u64 {
         self.0.get() as u64
     }
@@ -95,7 +95,7 @@ unsafe extern "C" {
     static attacks_stubs: u8;
 }
 
-/// The stack for a vector, from 1 on: no two that can nest have the same.
+/// Returns the stack for a vector, from 1 on: no two that can nest have the same.
 fn stack(vector: usize) -> usize {
     match vector {
         2 => 1,
@@ -186,7 +186,7 @@ pub fn set_exceptions_stack(top: u64) {
     SEGMENTS.set(at + 1, SEGMENTS.get(at + 1) & !0xffff_ffff | top >> 32);
 }
 
-/// The end of the stack of exceptions, as it is at first.
+/// Returns the end of the stack of exceptions, as it is at first.
 pub fn exceptions_stack() -> u64 {
     STACKS[2 * (stack(6) - 1)].address() + 2 * PAGE as u64
 }
@@ -202,18 +202,18 @@ pub fn load_interrupts(address: u64, limit: u16) {
     );
 }
 
-/// The address of the own interrupt table.
+/// Returns the address of the own interrupt table.
 pub fn own_table() -> u64 {
     OWN.address()
 }
 
-/// Where the page table entry of the own interrupt table is, and its value.
+/// Returns the place of the page table entry of the own interrupt table, and its value.
 pub fn own_slot() -> (u64, u64) {
     let index = (OWN.address() >> 12) as usize % 512;
     (TABLE.address() + 8 * index as u64, TABLE.get(index))
 }
 
-/// The page directory of the first GiB, and the root of the page tables.
+/// Returns the page directory of the first GiB, and the root of the page tables.
 pub fn directory() -> u64 {
     DIRECTORY.address()
 }
@@ -226,7 +226,7 @@ pub fn root() -> u64 {
     root
 }
 
-/// A virtual address whose page table is at the physical `table`.
+/// Returns a virtual address whose page table is at the physical `table`.
 pub fn map_through(table: u64) -> u64 {
     const INDEX: usize = 256;
     DIRECTORY.set(INDEX, table | MAPPED);

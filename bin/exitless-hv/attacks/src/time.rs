@@ -58,7 +58,7 @@ pub fn cycles_per_ms() -> u64 {
     CYCLES_PER_MS.load(Relaxed)
 }
 
-/// Milliseconds since the processor started.
+/// Returns the milliseconds since the processor started.
 pub fn now_ms() -> u64 {
     cycles() / CYCLES_PER_MS.load(Relaxed)
 }

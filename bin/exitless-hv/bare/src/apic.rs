@@ -14,7 +14,7 @@ pub const TPR: u32 = 0x808;
 pub const EOI: u32 = 0x80b;
 /// Spurious vector, and the software's switch.
 pub const SPURIOUS: u32 = 0x80f;
-/// In service, the first of eight.
+/// Vectors in service, the first of eight registers.
 pub const ISR: u32 = 0x810;
 /// Trigger mode, the first of eight.
 pub const TMR: u32 = 0x818;
@@ -74,7 +74,7 @@ pub fn eoi() {
     unsafe { wrmsr(EOI, 0) }
 }
 
-/// Eight registers from `first` on, as they are.
+/// Returns eight registers from `first` on, as they are.
 #[must_use]
 pub fn words(first: u32) -> [u32; 8] {
     [0, 1, 2, 3, 4, 5, 6, 7].map(|index| read(first + index) as u32)

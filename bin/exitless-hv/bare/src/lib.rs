@@ -1,4 +1,4 @@
-//! What a program needs that runs on no operating system: the way into long mode, memory functions,
+//! Support for programs that run on no operating system: the way into long mode, memory functions,
 //! ports, registers, text.
 //!
 //! **What.** `boot.s` takes over from a multiboot loader and calls the program's

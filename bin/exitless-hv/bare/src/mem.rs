@@ -1,4 +1,4 @@
-//! What the compiler calls by name, and a C library has elsewhere.
+//! Memory functions that the compiler calls by name, and a C library has elsewhere.
 
 use core::arch::asm;
 

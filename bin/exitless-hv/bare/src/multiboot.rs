@@ -1,4 +1,4 @@
-//! What a multiboot loader tells (Multiboot 0.6.96, §3.3): command line, modules, memory map.
+//! Information from a multiboot loader (Multiboot 0.6.96, §3.3): command line, modules, memory map.
 
 /// The word in the loader's register that says so.
 pub const MAGIC: u32 = 0x2bad_b002;
@@ -40,8 +40,8 @@ pub struct Range {
 
 impl Information {
     /// # Safety
-    /// `address` is what the loader left, that and all it points to is mapped, and nobody changes
-    /// it any more.
+    /// `address` is the one that the loader left; that and all it points to is mapped, and nothing
+    /// changes it any more.
     #[must_use]
     pub unsafe fn new(address: u32) -> Self {
         Self(address)
@@ -51,7 +51,7 @@ impl Information {
         peek32(u64::from(self.0 + offset))
     }
 
-    /// The image's own command line, the image's name first.
+    /// Returns the image's own command line, the image's name first.
     #[must_use]
     pub fn command_line(self) -> &'static str {
         if self.word(0) & HAS_COMMAND_LINE == 0 {
@@ -60,7 +60,7 @@ impl Information {
         text(self.word(16))
     }
 
-    /// The modules.
+    /// Returns the modules.
     pub fn modules(self) -> impl Iterator<Item = Module> {
         let is_there = self.word(0) & HAS_MODULES != 0;
         let count = if is_there {
@@ -79,7 +79,7 @@ impl Information {
         })
     }
 
-    /// The memory map.
+    /// Returns the memory map.
     pub fn memory(self) -> impl Iterator<Item = Range> {
         let is_there = self.word(0) & HAS_MEMORY_MAP != 0;
         let len = if is_there {

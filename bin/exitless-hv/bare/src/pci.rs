@@ -12,7 +12,7 @@ const CLASS: u8 = 8;
 const HEADER: u8 = 12;
 const BAR: u8 = 0x10;
 const CAPABILITIES: u8 = 0x34;
-/// What boot.s maps.
+/// End of the memory that boot.s maps.
 const MAPPED_END: u64 = 512 << 30;
 
 fn select(function: u16, register: u8) {
@@ -25,12 +25,12 @@ fn select(function: u16, register: u8) {
     }
 }
 
-/// A register; of a function that is not there, all ones.
+/// Reads a register; of a function that is not there, all ones.
 #[must_use]
 pub fn read(function: u16, register: u8) -> u32 {
     select(function, register);
     // SAFETY: reading configuration space changes nothing. One processor runs these programs, so
-    // nobody selects in between.
+    // the address port still has what `select` wrote.
     unsafe { in32(0xcfc) }
 }
 
@@ -44,12 +44,12 @@ pub unsafe fn write(function: u16, register: u8, value: u32) {
     unsafe { out32(0xcfc, value) }
 }
 
-/// The first of `functions` that has this class: class, subclass, interface.
+/// Returns the first of `functions` that has this class: class, subclass, interface.
 pub fn find(mut functions: impl Iterator<Item = u16>, class: u32) -> Option<u16> {
     functions.find(|function| read(*function, CLASS) >> 8 == class)
 }
 
-/// Where a capability begins. The list has 48 at most.
+/// Returns the offset of a capability. The list has 48 at most.
 #[must_use]
 pub fn capability(function: u16, wanted: u8) -> Option<u8> {
     let mut at = read(function, CAPABILITIES) as u8 & !3;
@@ -66,7 +66,7 @@ pub fn capability(function: u16, wanted: u8) -> Option<u8> {
     None
 }
 
-/// The address in a BAR that is memory, and mapped.
+/// Returns the address in a BAR that is memory, and mapped.
 #[must_use]
 pub fn memory(function: u16, index: u8) -> Option<u64> {
     if read(function, HEADER) >> 16 & 0x7f != 0 || index > 5 {

@@ -27,14 +27,14 @@ pub unsafe fn wrmsr(register: u32, value: u64) {
     }
 }
 
-/// The time-stamp counter, cycles.
+/// Returns the time-stamp counter, cycles.
 #[must_use]
 pub fn cycles() -> u64 {
     // SAFETY: every x86-64 processor has it.
     unsafe { core::arch::x86_64::_rdtsc() }
 }
 
-/// eax, ebx, ecx and edx of CPUID.
+/// Returns eax, ebx, ecx and edx of CPUID.
 #[must_use]
 pub fn cpuid(leaf: u32, sub: u32) -> [u32; 4] {
     let r = core::arch::x86_64::__cpuid_count(leaf, sub);

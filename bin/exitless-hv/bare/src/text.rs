@@ -11,7 +11,7 @@ pub const COM2: u16 = 0x2f8;
 /// The first.
 pub const COM1: u16 = 0x3f8;
 
-/// Where text goes.
+/// Destination of text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Output {
     /// The debug console.
@@ -21,7 +21,7 @@ pub enum Output {
 }
 
 impl Output {
-    /// The debug console if there is one, else this serial line, set up.
+    /// Returns the debug console if there is one, else this serial line, set up.
     #[must_use]
     pub fn find(serial: u16) -> Self {
         // SAFETY: where there is no debug console, nothing is at its port.
@@ -31,7 +31,7 @@ impl Output {
         Self::serial(serial)
     }
 
-    /// A serial line, set up.
+    /// Returns a serial line, set up.
     #[must_use]
     pub fn serial(line: u16) -> Self {
         for (register, value) in [(1, 0), (3, 0x80), (0, 1), (1, 0), (3, 3), (2, 7), (4, 3)] {
@@ -41,7 +41,7 @@ impl Output {
         Self::Serial(line)
     }
 
-    /// Its ports.
+    /// Returns its ports.
     pub fn ports(self) -> core::ops::Range<u16> {
         match self {
             Self::Debug => DEBUG_CONSOLE..DEBUG_CONSOLE + 1,

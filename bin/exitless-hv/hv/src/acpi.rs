@@ -12,7 +12,7 @@ use crate::acpi_words::{ITEMS_MAX, length, read32, read64};
 use crate::memory;
 use crate::remapping::firmware::Firmware as Remapping;
 
-/// What was found.
+/// Contents of the tables.
 #[derive(Clone, Debug, Default)]
 pub struct Tables {
     /// Ports of power management.
@@ -29,7 +29,7 @@ pub struct Tables {
     processors_table: Option<u64>,
     /// The APIC identifier of a processor that is not the guest's ([`divide`](Tables::divide)).
     pub watcher: Option<u32>,
-    /// What there is of IOMMUs.
+    /// Firmware's description of the IOMMUs.
     pub remapping: Remapping,
     /// Windows of configuration space in memory.
     pub windows: [Option<core::ops::Range<u64>>; WINDOWS_MAX],
@@ -46,7 +46,7 @@ const WINDOWS_MAX: usize = 4;
 const HEADER: u64 = 36;
 
 impl Tables {
-    /// Firmware's, hidden from the guest as far as they must be.
+    /// Reads firmware's tables, and hides them from the guest as far as they must be.
     ///
     /// # Safety
     /// The guest does not run yet; firmware's tables are what it says.

@@ -7,7 +7,7 @@ use elvis::request;
 use crate::io_core;
 use crate::memory::Page;
 
-/// How the guest has a page of it.
+/// The guest's view of a page of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlockPage {
     /// Common configuration.
@@ -37,19 +37,19 @@ impl BlockPages {
         doorbell: Page::ZERO,
     };
 
-    /// Those of a function that has been reset, with a disk of so many bytes.
+    /// Sets them to those of a function that has been reset, with a disk of so many bytes.
     pub fn init(&mut self, disk_len: usize) {
         let config = request::config(disk_len);
         self.config.0[..config.len()].copy_from_slice(&config);
         (0..ENTRIES).for_each(|index| messages::put(&mut self.table.0, index, messages::NONE));
     }
 
-    /// Entry `index` of the message table, as the guest wrote it.
+    /// Returns entry `index` of the message table, as the guest wrote it.
     pub fn entry(&self, index: usize) -> messages::Entry {
         messages::entry(&self.table.0, index)
     }
 
-    /// The page at `offset` of the base address.
+    /// Returns the page at `offset` of the base address.
     pub fn at(&self, offset: u64) -> BlockPage {
         match offset as u32 & !(function::PAGE - 1) {
             function::COMMON => BlockPage::Registers,

@@ -2,13 +2,13 @@
 //! counting its own beats.
 //!
 //! It shows that a guest reaches no processor that is not its own, and it watches the guest's
-//! cores: when one has not exited for two seconds, nothing else could say so, and when its watchdog
-//! has not ticked for as long, nothing else would. And it measures how long the host, at the first
-//! core, got none of its ticks.
+//! cores: no other core would report one that has not exited for two seconds, or whose watchdog has
+//! not ticked for as long. And it measures how long the host, at the first core, got none of its
+//! ticks.
 //!
-//! Every interrupt but its beat is foreign. The beat's timer is set anew at each, and a beat that
-//! comes before that has run out, by the timer's own count or by the HPET, is one that another
-//! sent.
+//! Every interrupt but its beat is foreign. The beat's timer is set anew at each. A beat that comes
+//! before the timer has run out, by its own count or by the HPET, was sent by another processor or
+//! device.
 
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
@@ -23,9 +23,11 @@ use crate::log::say;
 use crate::memory::Page;
 
 const BEAT: u64 = 0x40;
-/// Between beats: what a gap between ticks is measured by, while it lasts.
+/// Milliseconds between beats: the resolution at which a gap between ticks is measured while it
+/// lasts.
 const BEAT_MS: u32 = 2;
-/// How long the first core may not exit, or its watchdog not tick.
+/// Milliseconds after which a core of the guest's is lost that has not exited, or whose watchdog
+/// has not ticked.
 const LOST_MS: u32 = 2000;
 
 /// Beats so far.
@@ -38,10 +40,10 @@ pub static FOREIGN: AtomicU64 = AtomicU64::new(0);
 /// Non-maskable ones, which `run.s` counts.
 #[unsafe(export_name = "CORE1_NMIS")]
 pub static NMIS: AtomicU64 = AtomicU64::new(0);
-/// The guest's cores say that they are alive, by counting exits; 0: one has not entered the guest
-/// yet.
+/// Exits of each of the guest's cores, by which it shows that it is alive; 0: it has not entered
+/// the guest yet.
 pub static ALIVE: [AtomicU64; PROCESSORS_MAX] = [const { AtomicU64::new(0) }; PROCESSORS_MAX];
-/// Where each of the guest's cores is, for the report of one that is lost: see [`place`].
+/// Place of each of the guest's cores, for the report of one that is lost: see [`place`].
 pub static PLACES: [AtomicU8; PROCESSORS_MAX] =
     [const { AtomicU8::new(place::HOST) }; PROCESSORS_MAX];
 
@@ -51,9 +53,9 @@ pub mod place {
     pub const HOST: u8 = 0;
     /// In the guest.
     pub const GUEST: u8 = 1;
-    /// It waits for what it asked of another.
+    /// It waits for the answer to its request of another.
     pub const WAITS: u8 = 2;
-    /// For people.
+    /// Names for the report.
     pub const NAMES: [&str; 3] = ["host", "guest", "waits"];
 }
 
@@ -65,7 +67,7 @@ pub static TICKS: TickGaps = TickGaps::new();
 /// Ticks of the host's that this core handled, where they are its own (`critical=core`).
 pub static TAKEN: AtomicU64 = AtomicU64::new(0);
 
-/// What this core alone keeps.
+/// State of this core alone.
 struct Own {
     clock: Clock,
     /// Counts of the timer between beats.
@@ -107,10 +109,10 @@ fn wait(clock: Clock, ms: u32) {
     while clock.now() - start < counts {}
 }
 
-/// What the local APIC's timer counts in a beat; all cores' count alike.
+/// Returns the counts of the local APIC's timer in a beat; all cores' count alike.
 fn timer_counts(clock: Clock) -> u64 {
     const DIVIDE_BY_1: u64 = 0xb;
-    /// Measured for so long: what one reading is late by matters less.
+    /// Milliseconds of the measurement, long enough that a late reading matters little.
     const MS: u32 = 10;
     // SAFETY: masked, it interrupts no core.
     unsafe {
@@ -125,7 +127,7 @@ fn timer_counts(clock: Clock) -> u64 {
     (counts * u64::from(BEAT_MS) / u64::from(MS)).max(1)
 }
 
-/// What this core alone keeps.
+/// Returns the state of this core alone.
 fn own() -> Option<&'static mut Own> {
     let own = &raw mut OWN;
     // SAFETY: `start` has written it before this core ran. Since then the core's interrupts alone
@@ -133,7 +135,7 @@ fn own() -> Option<&'static mut Own> {
     unsafe { (*own).as_mut() }
 }
 
-/// Its start.
+/// Starts this core.
 extern "C" fn core1_main() {
     let table = &raw mut TABLE;
     // SAFETY: only this core uses it, and only here.
@@ -151,7 +153,7 @@ extern "C" fn core1_main() {
     cores::came();
 }
 
-/// Its interrupts, and exceptions of its own: number, error code and instruction.
+/// Handles its interrupts, and exceptions of its own: number, error code and instruction.
 #[unsafe(no_mangle)]
 extern "C" fn core1_interrupt(vector: u64, code: u64, address: u64) {
     const TICK: u64 = eli::hosts::Source::Tick.vector() as u64;

@@ -14,7 +14,7 @@ unsafe extern "C" {
     static core_end: u8;
 }
 
-/// Where real mode begins: page 8.
+/// Address at which real mode begins: page 8.
 const TRAMPOLINE: u64 = 0x8000;
 /// Bytes of a core's stack.
 const STACK_LEN: usize = 32 << 10;
@@ -70,7 +70,7 @@ pub unsafe fn start(id: u32, clock: Clock, main: extern "C" fn(), stack: *mut St
     has_come()
 }
 
-/// This core has come.
+/// Records that this core has come.
 pub fn came() {
     // Release: pairs with `start`'s Acquire.
     CAME.fetch_add(1, Ordering::Release);

@@ -19,12 +19,13 @@ unsafe extern "C" {
     fn host_rdmsr(register: u32, is_there: *mut u8) -> u64;
 }
 
-/// What a core's handlers note (`run.s` has the offsets). They run on that core alone; others read.
+/// Records of a core's handlers (`run.s` has the offsets). They run on that core alone; others
+/// read.
 #[repr(C)]
 pub struct Area {
     /// Vectors in the order in which they were acknowledged.
     taken: [AtomicU8; 256],
-    /// How many ever were.
+    /// Number of vectors ever acknowledged.
     taken_len: AtomicU64,
     /// Non-maskable interrupts that the core took.
     nmis: AtomicU64,
@@ -45,7 +46,7 @@ pub static HOST_SPURIOUS: AtomicU64 = AtomicU64::new(0);
 /// The most that one window can take: fifteen priority classes nest, and as many lines of 8259s.
 pub const WINDOW_MAX: usize = 32;
 
-/// An exception of the hypervisor's own.
+/// Handles an exception of the hypervisor's own.
 #[unsafe(no_mangle)]
 extern "C" fn host_fault(vector: u64, code: u64, address: u64) -> ! {
     say!("hv: fault {vector} in the hypervisor, code {code:#x}, at {address:#x}");
@@ -69,7 +70,7 @@ fn load(table: &mut Page, stubs: u64) {
     unsafe { core::arch::asm!("lidt [{}]", in(reg) &raw const pointer, options(nostack)) };
 }
 
-/// Those of this core, which is that of the guest's processor `index`.
+/// Loads those of this core, which is that of the guest's processor `index`.
 pub fn load_handlers(table: &mut Page, index: usize) {
     const GS_BASE: u32 = 0xc000_0101;
     // SAFETY: nothing else uses the segment: code of the compiler's has no use for it here.
@@ -77,27 +78,28 @@ pub fn load_handlers(table: &mut Page, index: usize) {
     load(table, &raw const host_stubs as u64);
 }
 
-/// Those of the core that watches.
+/// Loads those of the core that watches.
 pub fn load_handlers_core1(table: &mut Page) {
     load(table, &raw const core1_stubs as u64);
 }
 
-/// Whether QEMU's emulation is the processor (its leaf of CPUID says so).
+/// Returns whether QEMU's emulation is the processor (its leaf of CPUID says so).
 pub fn is_emulated() -> bool {
     processor::cpuid(0x4000_0000, 0)[1].to_le_bytes() == *b"TCGT"
 }
 
-/// What is in service at the local APIC.
+/// Returns the vectors in service at the local APIC.
 pub fn in_service() -> VectorSet {
     VectorSet::from_words(apic::words(apic::ISR))
 }
 
-/// What is level-triggered.
+/// Returns the vectors that are level-triggered.
 fn levels() -> VectorSet {
     VectorSet::from_words(apic::words(apic::TMR))
 }
 
-/// A vector that the processor acknowledged, seen at the local APIC, and what is in service there.
+/// Returns a vector that the processor acknowledged, as seen at the local APIC, and the vectors in
+/// service there.
 pub fn taken(vector: u8) -> (Taken, VectorSet) {
     let service = in_service();
     let taken = Taken {
@@ -108,13 +110,13 @@ pub fn taken(vector: u8) -> (Taken, VectorSet) {
     (taken, service)
 }
 
-/// What the handlers of the guest's processor `index` note.
+/// Returns the records of the handlers of the guest's processor `index`.
 pub fn area(index: usize) -> &'static Area {
     &AREAS[index]
 }
 
 impl Area {
-    /// Non-maskable interrupts that the core took so far.
+    /// Returns the number of non-maskable interrupts that the core took so far.
     pub fn nmis(&self) -> u64 {
         self.nmis.load(Ordering::Relaxed)
     }
@@ -126,7 +128,8 @@ impl Area {
         self.noted(taken, || unsafe { host_window() })
     }
 
-    /// Likewise, and waits for one if none is pending. Returns for a non-maskable one, too.
+    /// Takes interrupts likewise, and waits for one if none is pending. Returns for a non-maskable
+    /// one, too.
     pub fn idle<'a>(&self, taken: &'a mut [Taken; WINDOW_MAX]) -> (&'a [Taken], VectorSet) {
         // SAFETY: as in `window`.
         self.noted(taken, || unsafe { host_idle() })
@@ -163,7 +166,7 @@ impl Area {
     }
 }
 
-/// A model-specific register that the processor may not have.
+/// Reads a model-specific register that the processor may not have.
 pub fn read_register(register: u32) -> Option<u64> {
     let mut is_there = 0;
     // SAFETY: where there is none the handler of #GP goes on behind the instruction (`run.s`).

@@ -58,7 +58,7 @@ impl Clock {
         now
     }
 
-    /// Milliseconds since it was started.
+    /// Returns the milliseconds since it was started.
     pub fn milliseconds(self) -> u64 {
         self.period.milliseconds(self.now())
     }
@@ -68,7 +68,7 @@ impl Clock {
         self.period.microseconds(self.now())
     }
 
-    /// Between two counts.
+    /// Returns the period between two counts.
     pub fn period(self) -> Period {
         self.period
     }
@@ -84,7 +84,7 @@ pub struct Hpet {
     watchdog: Option<u64>,
 }
 
-/// What a timer lacks.
+/// Property that a timer lacks.
 #[derive(Clone, Copy, Debug)]
 pub struct Unfit(&'static str);
 
@@ -95,7 +95,7 @@ impl core::fmt::Display for Unfit {
 }
 
 impl Hpet {
-    /// That at `base`, stopped at 0.
+    /// Takes the HPET at `base`, stopped at 0.
     ///
     /// # Safety
     /// ACPI says that one is there, and nothing else uses it.
@@ -138,7 +138,7 @@ impl Hpet {
         unsafe { memory::read32(self.clock.base + register) }
     }
 
-    /// Its counter.
+    /// Returns its counter.
     pub fn clock(&self) -> Clock {
         self.clock
     }
@@ -184,13 +184,13 @@ impl Hpet {
         Some(self.clock.now() / self.watchdog?.max(1))
     }
 
-    /// Time between ticks, µs of the clock, which stood at 0 before the first.
+    /// Returns the time between ticks, µs of the clock, which stood at 0 before the first.
     pub fn tick_us(&self) -> Option<u64> {
         Some(self.clock.period.microseconds(self.tick?))
     }
 
-    /// A non-maskable interrupt once, at this time, which is ahead. It may be lost, if the counter
-    /// passes it before it is set.
+    /// Sends a non-maskable interrupt once, at this time, which is ahead. It may be lost, if the
+    /// counter passes it before it is set.
     pub fn sample(&self, at_us: u64) {
         const CAN_MESSAGE: u32 = 1 << 15;
         // Message, enabled; once; edges; 32 bits.

@@ -52,7 +52,7 @@ pub struct Interrupts {
 }
 
 impl Interrupts {
-    /// A guest that is yet to be entered.
+    /// Creates the state of a guest that is yet to be entered.
     pub fn new(ways: Ways) -> Self {
         Self {
             core: Core::new(ways),
@@ -68,17 +68,17 @@ impl Interrupts {
         }
     }
 
-    /// The mode machine.
+    /// Returns the mode machine.
     pub fn core(&self) -> &Core {
         &self.core
     }
 
-    /// The local APIC's registers.
+    /// Returns the local APIC's registers.
     pub fn lapic(&self) -> &Lapic {
         &self.lapic
     }
 
-    /// The local APIC's registers, to take down what the guest wrote.
+    /// Returns the local APIC's registers, to record what the guest wrote.
     pub fn lapic_mut(&mut self) -> &mut Lapic {
         &mut self.lapic
     }
@@ -93,12 +93,12 @@ impl Interrupts {
         self.block
     }
 
-    /// Whether the last entry was in direct mode.
+    /// Returns whether the last entry was in direct mode.
     pub fn was_direct(&self) -> bool {
         self.core.last().direct
     }
 
-    /// Account of the exits of one of the guest's vectors.
+    /// Returns the cause to which exits of one of the guest's vectors are charged.
     pub fn cause(&self, vector: Option<Vector>) -> Cause {
         match vector {
             Some(vector) if self.device.contains(vector) => Cause::Device,
@@ -108,7 +108,7 @@ impl Interrupts {
         }
     }
 
-    /// Account of the exits of a vector of the real local APIC's.
+    /// Returns the cause to which exits of a vector of the real local APIC's are charged.
     pub fn cause_of_real(&self, real: Option<Vector>) -> Cause {
         match real {
             // Another processor of the guest's has sent something.
@@ -181,12 +181,13 @@ impl Interrupts {
         can
     }
 
-    /// The guest's handler of one has returned.
+    /// Takes notice that the guest's handler of one has returned.
     pub fn nmi_ended(&mut self) {
         self.is_in_nmi = false;
     }
 
-    /// The processor got INIT. The host's tick, and what vectors are at the real local APIC, stay.
+    /// Resets the state: the processor got INIT. The host's tick, and what vectors are at the real
+    /// local APIC, stay.
     pub fn reset(&mut self) {
         self.core.reset();
         self.service = Service::default();
@@ -266,7 +267,7 @@ impl Interrupts {
         tick.map_or(WATCHDOG, |tick| tick.samples.take(now_us()))
     }
 
-    /// Whether there is a tick of the host's, and no sample is set.
+    /// Returns whether there is a tick of the host's, and no sample is set.
     pub fn wants_sample(&self) -> bool {
         let tick = self.tick.as_ref();
         tick.is_some_and(|tick| !tick.samples.is_set())

@@ -37,7 +37,7 @@ pub struct IoApic {
 }
 
 impl IoApic {
-    /// That of this page, with every pin masked.
+    /// Takes the chip at this page, with every pin masked.
     ///
     /// # Safety
     /// One is there (ACPI says so).
@@ -51,7 +51,7 @@ impl IoApic {
         chip
     }
 
-    /// Entries as the guest wrote them, by their pins.
+    /// Returns the entries as the guest wrote them, by their pins.
     pub fn entries(&self) -> &[u64; PINS as usize] {
         &self.entries
     }
@@ -65,14 +65,14 @@ impl IoApic {
     }
 
     fn write(&self, register: u32, value: u32) {
-        // SAFETY: as above; what may be written has been looked at.
+        // SAFETY: as above; the value has been checked.
         unsafe {
             memory::write32(self.page + SELECT, register);
             memory::write32(self.page + WINDOW, value);
         }
     }
 
-    /// The pin of an entry that is selected, and which half of it.
+    /// Returns the pin of an entry that is selected, and which half of it.
     fn selected(&self) -> Option<(u32, u32)> {
         let at = self.select.checked_sub(FIRST_ENTRY)?;
         (at < 2 * PINS).then_some((at / 2, at % 2 * 32))
@@ -117,7 +117,7 @@ impl IoApic {
         }
     }
 
-    /// Gives the chip an entry that policy has looked at: masked, changed, and then as it is to be.
+    /// Gives the chip an entry that policy has checked: masked, changed, and then as it is to be.
     pub fn redirect(&self, to: Redirection) {
         let Redirection { pin, entry } = to;
         let low = FIRST_ENTRY + pin * 2;

@@ -49,7 +49,7 @@ static MAILBOX: Mailbox = Mailbox {
 pub struct PendingBits(AtomicU64, [u64; 511]);
 
 impl PendingBits {
-    /// The page's address.
+    /// Returns the page's address.
     pub fn address(&self) -> u64 {
         core::ptr::from_ref(self) as u64
     }
@@ -80,7 +80,7 @@ pub enum Completion {
     Injected,
 }
 
-/// This core's own.
+/// State of the I/O core alone.
 struct IoCore {
     memory: DeviceMemory,
     disk: &'static mut [u8],
@@ -120,8 +120,8 @@ pub unsafe fn begin(
     CORE1_POLLS.store(true, Ordering::Release);
 }
 
-/// Has the I/O core go by these settings, and by no others any more when this returns. Whether it
-/// does: it has a second.
+/// Has the I/O core go by these settings, and by no others any more when this returns. Returns
+/// whether it does: it has a second.
 ///
 /// For the guest's core alone.
 pub fn ask(settings: Settings, clock: Clock) -> bool {
@@ -154,13 +154,13 @@ pub fn take_requested() -> VectorSet {
     VectorSet::from_words(words)
 }
 
-/// Whether the queue that was set up behind `epoch` resets has stopped.
+/// Returns whether the queue that was set up behind `epoch` resets has stopped.
 pub fn has_stopped(epoch: u32) -> bool {
     // Relaxed: the guest learns it by an interrupt, or when it reads the status.
     STOPPED.load(Ordering::Relaxed) == u64::from(epoch) + 1
 }
 
-/// One poll, between the second core's interrupts.
+/// Polls once, between the second core's interrupts.
 #[unsafe(no_mangle)]
 extern "C" fn core1_poll() {
     if !CORE1_POLLS.load(Ordering::Acquire) {
@@ -249,7 +249,7 @@ struct DeviceMemory {
 }
 
 impl DeviceMemory {
-    /// The address of `len` bytes that are the guest's.
+    /// Returns the address of `len` bytes that are the guest's.
     fn check(&self, at: Iova, len: usize) -> Result<u64, OutOfReach> {
         let is_there = match self.is_checked {
             true => self.memory.contains(at.raw(), len as u64),

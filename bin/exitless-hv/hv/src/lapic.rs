@@ -26,22 +26,22 @@ pub const SPURIOUS_VECTOR: u64 = 0xff;
 pub struct LvtEntry(usize);
 
 impl LvtEntry {
-    /// All of them.
+    /// Returns all of them.
     pub fn all() -> impl Iterator<Item = Self> {
         (0..LVTS.len()).map(Self)
     }
 
-    /// That of this register.
+    /// Returns that of this register.
     pub fn of(register: u32) -> Option<Self> {
         LVTS.iter().position(|lvt| lvt.0 == register).map(Self)
     }
 
-    /// Its register.
+    /// Returns its register.
     pub fn register(self) -> u32 {
         LVTS[self.0].0
     }
 
-    /// Name of the entry in policy.
+    /// Returns the name of the entry in policy.
     pub fn kind(self) -> Lvt {
         LVTS[self.0].1
     }
@@ -60,7 +60,7 @@ pub struct Lapic {
 }
 
 impl Lapic {
-    /// As firmware left it.
+    /// Creates the registers as firmware left them.
     pub fn new() -> Self {
         Self {
             id: apic::read(apic::ID) as u32,
@@ -99,40 +99,40 @@ impl Lapic {
         self.least = (counts * timer::LEAST_PERIOD_US / us.max(1)).max(1);
     }
 
-    /// Its identifier.
+    /// Returns its identifier.
     pub fn id(&self) -> u32 {
         self.id
     }
 
-    /// An entry of the local vector table.
+    /// Returns an entry of the local vector table.
     pub fn lvt(&self, entry: LvtEntry) -> u32 {
         self.lvt[entry.0]
     }
 
-    /// The spurious-interrupt register.
+    /// Returns the spurious-interrupt register.
     pub fn spurious(&self) -> u64 {
         self.spurious
     }
 
-    /// The last interrupt command.
+    /// Returns the last interrupt command.
     pub fn command(&self) -> u64 {
         self.command
     }
 
-    /// The timer's vector, if it is not masked.
+    /// Returns the timer's vector, if it is not masked.
     pub fn timer_vector(&self) -> Option<Vector> {
         let entry = self.lvt[0];
         (entry & LVT_MASKED == 0 && entry as Vector >= eli::gate::FIRST_INTERRUPT)
             .then_some(entry as Vector)
     }
 
-    /// Whether the timer is periodic.
+    /// Returns whether the timer is periodic.
     pub fn is_periodic(&self) -> bool {
         const PERIODIC: u32 = 1 << 17;
         self.lvt[0] & PERIODIC != 0
     }
 
-    /// The timer's initial count, as the guest wrote it.
+    /// Returns the timer's initial count, as the guest wrote it.
     pub fn initial_count(&self) -> u32 {
         self.initial
     }
@@ -142,7 +142,7 @@ impl Lapic {
         self.initial = count;
     }
 
-    /// The initial count for the real timer, with this divide configuration.
+    /// Returns the initial count for the real timer, with this divide configuration.
     pub fn real_initial_count(&self, divide: u32) -> u32 {
         timer::initial_count(self.initial, divide, self.is_periodic(), self.least)
     }

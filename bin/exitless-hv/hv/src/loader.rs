@@ -5,16 +5,16 @@ use bare::multiboot::{MAGIC, Module};
 
 use crate::memory::{self, Guest, OWN};
 
-/// Where the boot parameters, the command line and the descriptor of a multiboot image are: low
+/// Addresses of the boot parameters, the command line and the descriptor of a multiboot image: low
 /// memory, which no kernel is in.
 const PARAMETERS: u64 = 0x9_0000;
 const COMMAND_LINE: u64 = 0x9_1000;
 const COMMAND_LINE_MAX: usize = 4095;
-/// Where the initrd is: below the hypervisor, at most 128 MiB.
+/// Address of the initrd: below the hypervisor, at most 128 MiB.
 const INITRD: u64 = 0x2800_0000;
 const KERNEL: u64 = 0x10_0000;
 
-/// How the guest begins.
+/// State in which the guest begins.
 pub struct Start {
     /// The first instruction.
     pub entry: u64,
@@ -22,7 +22,7 @@ pub struct Start {
     pub registers: [u64; 3],
 }
 
-/// Why it does not.
+/// Reason why it does not begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unfit {
     /// Neither a bzImage of protocol 2.06 or later nor a multiboot image with addresses.
@@ -49,7 +49,7 @@ impl core::fmt::Display for Unfit {
 /// Puts the guest into its memory.
 ///
 /// # Safety
-/// The modules are where the loader says, and in nobody's way.
+/// The modules are where the loader says, and no other code uses their memory.
 pub unsafe fn load(guest: &Guest, kernel: Module, initrd: Option<Module>) -> Result<Start, Unfit> {
     let len = kernel.end.saturating_sub(kernel.start);
     // SAFETY: the caller's.
@@ -126,7 +126,7 @@ pub unsafe fn load(guest: &Guest, kernel: Module, initrd: Option<Module>) -> Res
     })
 }
 
-/// Where a multiboot header with addresses is: in the first 8 KiB, at a multiple of 4.
+/// Returns the offset of a multiboot header with addresses: in the first 8 KiB, at a multiple of 4.
 fn multiboot_header(file: &[u8]) -> Option<usize> {
     let word = |at: usize| -> Option<u32> {
         Some(u32::from_le_bytes(file.get(at..at + 4)?.try_into().ok()?))

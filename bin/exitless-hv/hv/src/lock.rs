@@ -18,7 +18,7 @@ pub struct Lock<T> {
 unsafe impl<T: Send> Sync for Lock<T> {}
 
 impl<T> Lock<T> {
-    /// Of this value, not held.
+    /// Creates a lock of this value, not held.
     pub const fn new(value: T) -> Self {
         Self {
             is_held: AtomicBool::new(false),
@@ -43,7 +43,7 @@ impl<T> Lock<T> {
         panic!("a lock is held for ever");
     }
 
-    /// The value, before other cores have it.
+    /// Returns the value, before other cores have it.
     pub fn get_mut(&mut self) -> &mut T {
         self.value.get_mut()
     }

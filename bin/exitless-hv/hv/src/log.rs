@@ -9,7 +9,7 @@ const UNKNOWN: u8 = 0;
 const DEBUG: u8 = 1;
 const SERIAL: u8 = 2;
 
-/// Where it goes.
+/// Returns the output of the log.
 pub fn output() -> Output {
     // Relaxed: what is found is the same each time.
     match CHOSEN.load(Ordering::Relaxed) {
@@ -83,12 +83,12 @@ impl core::fmt::Display for Hex {
 /// Events that are still logged.
 static TRACE: AtomicU32 = AtomicU32::new(0);
 
-/// Has so many events logged (`trace=`).
+/// Sets the number of events that are logged (`trace=`).
 pub fn set_trace(events: u32) {
     TRACE.store(events, Ordering::Relaxed);
 }
 
-/// Whether another event may be logged.
+/// Returns whether another event may be logged.
 pub fn traces() -> bool {
     // Relaxed: a number, and nothing that is ordered by it.
     let less = |left: u32| left.checked_sub(1);

@@ -6,8 +6,8 @@
 //! and completed by it without an exit. `eli` decides; this carries it out. Under QEMU it is
 //! started by `exitless-lab eli`; on a machine, by GRUB (docs/eli.md).
 //!
-//! **Flow.** `boot.s` (in `bare`) → [`bare_main`]: the machine is looked at ([`machine`]), the
-//! guest is put into memory ([`loader`]), its processor is set up ([`vm`]), and
+//! **Flow.** `boot.s` (in `bare`) → [`bare_main`]: the machine is probed ([`machine`]), the guest
+//! is put into memory ([`loader`]), its processor is set up ([`vm`]), and
 //! [`Processor::run`](vm::Processor::run) enters and exits for ever. The thesis's sections: shadow
 //! table §3.5.1, injection mode §3.5.1, vectors §3.5.3, completion §3.5.4, protection §3.7.2,
 //! timers and interrupts to oneself §3.9.
@@ -15,10 +15,11 @@
 //! **Trust.** What a guest can use, and what contains it, is a table ([`eli::surface`],
 //! docs/eli.md); rows without a test are counted at the start. Firmware is trusted. The assigned
 //! device is kept to the guest's memory by the machine's IOMMU ([`remapping`]); without one it
-//! reaches all memory, which is said at the start (`contained_dma=false`).
+//! reaches all memory, which a line at the start reports (`contained_dma=false`).
 //!
 //! **Cores.** Each of the guest's processors has one, from the first on (`cpus=`); the next one is
-//! parked, and watches ([`core1`]). What they share, and what guards it, is said at [`machine`].
+//! parked, and watches ([`core1`]). The state that they share, and the locks that guard it, are
+//! documented at [`machine`].
 //!
 //! **Left out.** Devices other than NVMe; Intel's VMX.
 #![no_std]
@@ -76,7 +77,7 @@ global_asm!(bare::stubs!(), include_str!("run.s"), options(att_syntax));
 
 /// One for each of the guest's processors.
 static mut PAGES: [Pages; PROCESSORS_MAX] = [Pages::ZERO; PROCESSORS_MAX];
-/// Of the cores of those beside the first.
+/// Stacks of the cores of the guest's processors but the first.
 static mut STACKS: [Stack; PROCESSORS_MAX] = [const { Stack::EMPTY }; PROCESSORS_MAX];
 /// The number of the processor whose core is being started.
 static STARTING: AtomicUsize = AtomicUsize::new(0);
@@ -114,7 +115,7 @@ impl core::fmt::Display for Missing {
     }
 }
 
-/// The start, in 64-bit mode.
+/// Starts the program, in 64-bit mode.
 #[unsafe(no_mangle)]
 extern "C" fn bare_main(magic: u32, information: u32) -> ! {
     if magic != MAGIC {
@@ -174,7 +175,7 @@ extern "C" fn bare_main(magic: u32, information: u32) -> ! {
     processor.run()
 }
 
-/// Pages of the guest's processor `index`.
+/// Returns the pages of the guest's processor `index`.
 fn pages_of(index: usize) -> &'static mut Pages {
     let pages = &raw mut PAGES;
     // SAFETY: once for each number, by its core.
@@ -199,7 +200,7 @@ fn start_others(machine: &Machine) {
     }
 }
 
-/// The start of a core that has another of the guest's processors.
+/// Starts a core that has another of the guest's processors.
 extern "C" fn other_main() {
     let index = STARTING.load(Ordering::Relaxed);
     let pages = pages_of(index);
@@ -222,7 +223,7 @@ extern "C" fn other_main() {
     processor.run()
 }
 
-/// The guest's machine, and how the guest begins.
+/// Sets up the guest's machine. Returns it, and the state in which the guest begins.
 fn set_up(
     tables: &Tables,
     options: Options,
@@ -260,7 +261,8 @@ fn set_up(
     (machine, start)
 }
 
-/// The block function, if there is to be one: its disk, and how it completes.
+/// Adds the block function, if there is to be one. Returns its disk, and the way in which it
+/// completes.
 fn add_block(
     machine: &mut Machine,
     tables: &Tables,
@@ -294,12 +296,13 @@ fn add_block(
     Some((unsafe { memory::bytes_mut(disk.start, len) }, completion))
 }
 
-/// Whether a module is the block function's disk: by the first word behind its name.
+/// Returns whether a module is the block function's disk: by the first word behind its name.
 fn is_disk(module: &Module) -> bool {
     module.text.split_ascii_whitespace().nth(1) == Some("disk")
 }
 
-/// What there must be: SVM that firmware has not locked, nested paging, x2APIC, and pages of 1 GiB.
+/// Checks the processor: it must have SVM that firmware has not locked, nested paging, x2APIC, and
+/// pages of 1 GiB.
 fn check_processor() {
     const VM_CR: u32 = 0xc001_0114;
     const SVM_DISABLED: u64 = 1 << 4;

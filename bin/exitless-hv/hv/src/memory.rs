@@ -4,7 +4,8 @@ use bare::multiboot::Range;
 
 /// Bytes of a page.
 pub const PAGE: u64 = 4096;
-/// What the hypervisor keeps for itself, with the modules that its loader put behind it: 64 MiB.
+/// Memory that the hypervisor keeps for itself, with the modules that its loader put behind it: 64
+/// MiB.
 pub const OWN: core::ops::Range<u64> = 0x3000_0000..0x3400_0000;
 /// Beyond this nothing is mapped, neither here (`boot.s`) nor for the guest.
 pub const MAPPED: u64 = 512 << 30;
@@ -32,7 +33,7 @@ impl Canary {
         Self::words().for_each(|(at, word)| unsafe { at.write_volatile(word) });
     }
 
-    /// Whether it is as it was.
+    /// Returns whether it is as it was.
     pub fn is_whole() -> bool {
         // SAFETY: as above.
         Self::words().all(|(at, word)| unsafe { at.read_volatile() } == word)
@@ -48,7 +49,7 @@ impl Page {
     /// Of zeroes.
     pub const ZERO: Self = Self([0; 4096]);
 
-    /// Its physical address.
+    /// Returns its physical address.
     pub fn address(&self) -> u64 {
         core::ptr::from_ref(self) as u64
     }
@@ -63,7 +64,7 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// Of the loader's map.
+    /// Reads the loader's map.
     pub fn new(map: impl Iterator<Item = Range>) -> Self {
         let mut guest = Self {
             ranges: [(0, 0); RANGES],
@@ -84,12 +85,12 @@ impl Guest {
         }
     }
 
-    /// The ranges, first and last byte + 1.
+    /// Returns the ranges, first and last byte + 1.
     pub fn ranges(&self) -> impl Iterator<Item = (u64, u64)> {
         self.ranges[..self.len].iter().copied()
     }
 
-    /// Whether `len` bytes from `address` on are the guest's.
+    /// Returns whether `len` bytes from `address` on are the guest's.
     pub fn contains(&self, address: u64, len: u64) -> bool {
         let end = address.checked_add(len);
         end.is_some_and(|end| {
@@ -98,7 +99,7 @@ impl Guest {
         })
     }
 
-    /// Eight bytes, if they are the guest's.
+    /// Reads eight bytes, if they are the guest's.
     pub fn read(&self, address: u64) -> Option<u64> {
         if !self.contains(address, 8) {
             return None;
@@ -109,7 +110,7 @@ impl Guest {
         Some(unsafe { (address as *const u64).read_unaligned() })
     }
 
-    /// A byte, likewise.
+    /// Reads a byte, likewise.
     pub fn read8(&self, address: u64) -> Option<u8> {
         if !self.contains(address, 1) {
             return None;
@@ -129,16 +130,16 @@ impl Guest {
     }
 }
 
-/// Bytes that a loader, or firmware, left in memory.
+/// Returns the bytes that a loader, or firmware, left in memory.
 ///
 /// # Safety
-/// They are there, and nobody writes them while the slice lives.
+/// They are there, and nothing writes them while the slice lives.
 pub unsafe fn bytes<'a>(address: u64, len: u64) -> &'a [u8] {
     // SAFETY: the caller's.
     unsafe { core::slice::from_raw_parts(address as *const u8, len as usize) }
 }
 
-/// Bytes that a loader left in memory, to be written.
+/// Returns the bytes that a loader left in memory, to be written.
 ///
 /// # Safety
 /// They are there, and nothing else reads or writes them while the slice lives.
@@ -168,7 +169,7 @@ pub unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     }
 }
 
-/// A register in memory, 32 bits.
+/// Reads a register in memory, 32 bits.
 ///
 /// # Safety
 /// One is there, and reading it does no harm.

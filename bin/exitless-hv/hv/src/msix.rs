@@ -1,5 +1,5 @@
 //! The assigned device's message table: the guest sees a copy of its page, and what it writes there
-//! goes to the device when it has been looked at.
+//! goes to the device when it has been checked.
 
 use bare::pci;
 use eli::policy::Message;
@@ -22,7 +22,7 @@ pub struct Msix {
     entries: usize,
 }
 
-/// Why no device is assigned.
+/// Reason why no device is assigned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unfit {
     /// There is none of the class.
@@ -57,13 +57,13 @@ pub const MASKED: u32 = 1;
 /// An entry that sends nothing.
 pub const NONE: Entry = [0, 0, 0, MASKED];
 
-/// The entry that sends a message.
+/// Returns the entry that sends a message.
 pub fn entry(message: Message) -> Entry {
     let Message { address, data } = message;
     [address as u32, (address >> 32) as u32, data, 0]
 }
 
-/// The message of an entry.
+/// Returns the message of an entry.
 pub fn message(entry: Entry) -> Message {
     Message {
         address: u64::from(entry[1]) << 32 | u64::from(entry[0]),
@@ -72,10 +72,10 @@ pub fn message(entry: Entry) -> Message {
 }
 
 impl Msix {
-    /// That of the first controller on bus 0.
+    /// Finds that of the first controller on bus 0.
     ///
     /// # Errors
-    /// Why there is none.
+    /// The reason why there is none.
     pub fn find() -> Result<Self, Unfit> {
         let function = pci::find(0..256, CLASS_NVME).ok_or(Unfit::NoDevice)?;
         let at = pci::capability(function, pci::MSIX).ok_or(Unfit::NoMsix)?;
@@ -104,12 +104,12 @@ impl Msix {
         })
     }
 
-    /// How many.
+    /// Returns the number of entries.
     pub fn len(&self) -> usize {
         self.entries
     }
 
-    /// The guest's view of an entry, in its copy of the page. It may write there meanwhile.
+    /// Returns the guest's view of an entry, in its copy of the page. It may write there meanwhile.
     pub fn entry(&self, copy: &Page, index: usize) -> Entry {
         [0, 4, 8, 12].map(|word| {
             let at = self.offset + index * 16 + word;
@@ -119,7 +119,7 @@ impl Msix {
         })
     }
 
-    /// The guest's view, as the device has it now.
+    /// Copies the guest's view, as the device has it now.
     pub fn copy(&self, copy: &mut Page) {
         for (word, slot) in copy.0.as_chunks_mut::<4>().0.iter_mut().enumerate() {
             // SAFETY: the page has the table, and reading it changes nothing.

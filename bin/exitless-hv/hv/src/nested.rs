@@ -15,7 +15,7 @@ const ALL: u64 = PRESENT | WRITABLE | USER;
 const POOL: usize = 32;
 const _: () = assert!(POOL == u32::BITS as usize, "a bit for each");
 
-/// What a guest may do with a page.
+/// Accesses to a page that a guest makes without an exit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// Everything.
@@ -49,7 +49,7 @@ impl Nested {
         used: 0,
     };
 
-    /// Everything as it is, but for the hypervisor's own memory.
+    /// Maps everything as it is, but for the hypervisor's own memory.
     pub fn init(&mut self) -> Result<(), Exhausted> {
         for (index, entry) in (0_u64..).zip(&mut self.giants) {
             *entry = index << 30 | ALL | LARGE;
@@ -74,8 +74,8 @@ impl Nested {
         Ok(())
     }
 
-    /// Whether another page can be distinguished from its neighbours, wherever it is. The caller
-    /// flushes the TLB before the guest runs.
+    /// Returns whether another page can be distinguished from its neighbours, wherever it is. The
+    /// caller flushes the TLB before the guest runs.
     pub fn has_room(&mut self) -> bool {
         const WANTED: u32 = 2;
         if self.used.count_zeros() < WANTED {
@@ -84,12 +84,12 @@ impl Nested {
         self.used.count_zeros() >= WANTED
     }
 
-    /// For the control block.
+    /// Returns the address for the control block.
     pub fn address(&self) -> u64 {
         self.root.as_ptr() as u64
     }
 
-    /// The guest's page at `guest` is the machine's at `real`. The caller flushes the TLB.
+    /// Maps the guest's page at `guest` to the machine's at `real`. The caller flushes the TLB.
     ///
     /// # Errors
     /// The tables are full: nothing changed.
@@ -113,7 +113,7 @@ impl Nested {
         Ok(())
     }
 
-    /// Whether a page's entry is in a table of its own already.
+    /// Returns whether a page's entry is in a table of its own already.
     fn is_split(&self, guest: u64) -> bool {
         let middle = self.table_of(self.giants[(guest >> 30) as usize & 511]);
         middle.is_some_and(|middle| {
@@ -122,7 +122,7 @@ impl Nested {
         })
     }
 
-    /// The table of a GiB, which is split if it is not.
+    /// Returns the table of a GiB, which is split if it is not.
     fn middle(&mut self, giant: usize) -> Result<usize, Exhausted> {
         let table = self.split(self.giants[giant], 1 << 21)?;
         self.giants[giant] = self.address_of(table) | ALL;
@@ -133,13 +133,14 @@ impl Nested {
         self.pool[table].as_ptr() as u64
     }
 
-    /// The table that an entry points to, by its place in the pool.
+    /// Returns the table that an entry points to, by its place in the pool.
     fn table_of(&self, entry: u64) -> Option<usize> {
         let is_table = entry & PRESENT != 0 && entry & LARGE == 0;
         is_table.then(|| ((entry & ADDRESS) - self.address_of(0)) as usize / size_of::<Page>())
     }
 
-    /// The table that `entry` points to; a large page is split into entries of `step` bytes.
+    /// Returns the table that `entry` points to; a large page is split into entries of `step`
+    /// bytes.
     fn split(&mut self, entry: u64, step: u64) -> Result<usize, Exhausted> {
         if let Some(table) = self.table_of(entry) {
             return Ok(table);
@@ -162,7 +163,8 @@ impl Nested {
         Ok(table)
     }
 
-    /// An entry under which the guest's addresses are the machine's: the `part`th of a table.
+    /// Returns an entry under which the guest's addresses are the machine's: the `part`th of a
+    /// table.
     const fn own(start: u64, part: u64, step: u64) -> u64 {
         let large = if step == PAGE { 0 } else { LARGE };
         (start + part * step) | ALL | large
@@ -193,7 +195,7 @@ impl Nested {
         }
     }
 
-    /// Whether all of a table is the guest's own, as it is.
+    /// Returns whether all of a table is the guest's own, as it is.
     fn is_own(&self, table: usize, start: u64, step: u64) -> bool {
         /// Accessed, and dirty: the processor sets them.
         const SEEN: u64 = 3 << 5;

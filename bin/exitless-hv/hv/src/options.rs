@@ -6,7 +6,7 @@ use eli::{VectorSet, Ways};
 
 use crate::io_core::Completion;
 
-/// Said when it makes no sense.
+/// Message about a command line that makes no sense.
 pub const HELP: &str = "\
 exitless-hv: runs one guest, each of its processors on a core, with an assigned device's interrupts delivered and completed without an exit
   mode=baseline|delivery|eli|eli+timer|elvis|poll
@@ -27,7 +27,7 @@ exitless-hv: runs one guest, each of its processors on a core, with an assigned 
   trace=N           the first N events of interest are logged (40)
 modules: a kernel (bzImage, or a multiboot image with addresses) and its command line; an initrd; with the word `disk`, the block function's";
 
-/// What goes without an exit.
+/// Steps of interrupts that take no exit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// Nothing.
@@ -45,7 +45,7 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// Its name.
+    /// Returns its name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Baseline => "baseline",
@@ -57,7 +57,7 @@ impl Mode {
         }
     }
 
-    /// For the mode machine.
+    /// Returns the mode for the mode machine.
     pub const fn ways(self) -> Ways {
         Ways {
             delivery: !matches!(self, Self::Baseline | Self::Poll),
@@ -65,12 +65,12 @@ impl Mode {
         }
     }
 
-    /// Whether the timer of the local APIC is the guest's own.
+    /// Returns whether the timer of the local APIC is the guest's own.
     pub const fn assigns_timer(self) -> bool {
         matches!(self, Self::EliTimer | Self::Elvis)
     }
 
-    /// How the I/O core completes, if there is one.
+    /// Returns the way in which the I/O core completes, if there is one.
     pub const fn completion(self) -> Option<Completion> {
         match self {
             Self::Elvis => Some(Completion::Direct),
@@ -89,7 +89,7 @@ impl Mode {
     ];
 }
 
-/// How an interrupt of the host's that must not be late keeps clear of the guest (§3.7.2).
+/// Means by which a host interrupt that must not be late is kept from the guest (§3.7.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Critical {
     /// Its vector lies behind the limit of the guest's table.
@@ -101,7 +101,7 @@ pub enum Critical {
 }
 
 impl Critical {
-    /// Its name.
+    /// Returns its name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Limit => "limit",
@@ -114,7 +114,7 @@ impl Critical {
 /// The command line.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// What goes without an exit.
+    /// Steps of interrupts that take no exit.
     pub mode: Mode,
     /// The guest's processors.
     pub cpus: usize,
@@ -124,9 +124,9 @@ pub struct Options {
     pub tick: u32,
     /// Assigned beside the device's.
     pub assign: VectorSet,
-    /// What contains a hostile guest, as far as it is on.
+    /// Defences against a hostile guest that are on.
     pub defend: Defences,
-    /// How the host's tick keeps clear of the guest.
+    /// Means by which the host's tick is kept from the guest.
     pub critical: Critical,
     /// Milliseconds that the machine stays on after the guest's end.
     pub linger: u32,
@@ -139,7 +139,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// From the words behind the image's name.
+    /// Parses the words behind the image's name.
     ///
     /// # Errors
     /// The word that is not understood.

@@ -7,7 +7,7 @@ static PORTS: [AtomicU16; 2] = [AtomicU16::new(0), AtomicU16::new(0)];
 /// In what is written there: sleep now.
 const SLEEP: u16 = 1 << 13;
 
-/// Power goes off at these ports; 0 is none.
+/// Sets the ports at which power goes off; 0 is none.
 pub fn set_ports(ports: [u16; 2]) {
     for (slot, port) in PORTS.iter().zip(ports) {
         slot.store(port, Ordering::Relaxed);

@@ -1,5 +1,5 @@
 //! Ports of the machine as they are: those that exit whatever the list says, and accesses that
-//! policy has let through.
+//! policy has allowed.
 
 use bare::port;
 use eli::policy::pit;
@@ -15,8 +15,8 @@ pub const CONFIG_ADDRESS: u16 = 0xcf8;
 /// There: the first byte of the data.
 pub const CONFIG_DATA: u16 = 0xcfc;
 
-/// Whether a port is one of configuration space. The reset register among them, of one byte, is
-/// not.
+/// Returns whether a port is one of configuration space. The reset register among them, of one
+/// byte, is not.
 pub const fn is_config(number: u16) -> bool {
     matches!(number, CONFIG_ADDRESS | CONFIG_DATA..=0xcff)
 }
@@ -33,7 +33,8 @@ pub fn start_timer() {
     }
 }
 
-/// Whether accesses to a port exit whatever the list says: they are the hypervisor's, or an 8259's.
+/// Returns whether accesses to a port exit whatever the list says: they are the hypervisor's, or an
+/// 8259's.
 pub fn exits_always(number: u16) -> bool {
     is_own(number) || PICS.contains(&number)
 }
@@ -45,7 +46,7 @@ pub fn is_own(number: u16) -> bool {
 
 /// Reads a port of the machine's.
 pub fn through_read(number: u16, size: u8) -> u32 {
-    // SAFETY: policy has let it through: reading it does the host no harm.
+    // SAFETY: policy has allowed it: reading it does the host no harm.
     unsafe {
         match size {
             1 => u32::from(port::in8(number)),
@@ -57,7 +58,7 @@ pub fn through_read(number: u16, size: u8) -> u32 {
 
 /// Writes one.
 pub fn through_write(number: u16, size: u8, value: u32) {
-    // SAFETY: policy has let it through, with this value.
+    // SAFETY: policy has allowed it, with this value.
     unsafe {
         match size {
             1 => port::out8(number, value as u8),

@@ -44,7 +44,7 @@ const PATIENCE: u32 = 10_000_000;
 /// The domain of the assigned device. 0 is the unit's own where CAP.CM is set.
 const DOMAIN: u16 = 1;
 
-/// Why DMA is not contained.
+/// Reason why DMA is not contained.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unfit {
     /// It is left out (`defend=`).
@@ -57,7 +57,7 @@ pub enum Unfit {
     Several(u32),
     /// It lacks something.
     Lacks(&'static str),
-    /// It does not do what it is told.
+    /// It does not act on a command.
     Silent(&'static str),
     /// Firmware wants a function to reach the hypervisor's memory.
     Reserved,
@@ -89,7 +89,7 @@ impl core::fmt::Display for Unfit {
     }
 }
 
-/// What the unit reads.
+/// Memory that the unit reads.
 #[repr(C, align(4096))]
 pub struct Pages {
     root: Page,
@@ -120,14 +120,14 @@ pub struct Fault {
     pub source: u16,
     /// The page's address, or, of an interrupt, its handle.
     pub at: u64,
-    /// Why.
+    /// The unit's reason code.
     pub reason: FaultReason,
     /// A read.
     pub is_read: bool,
 }
 
 impl Fault {
-    /// Of an interrupt, not of an access to memory.
+    /// Returns whether it is of an interrupt, not of an access to memory.
     pub fn is_interrupt(&self) -> bool {
         self.reason.0 >= FaultReason::MESSAGE_RESERVED.0
     }
@@ -170,10 +170,10 @@ impl Remapping {
     /// [`redirection`](Self::redirection).
     ///
     /// # Errors
-    /// Why it is not: the unit is off, or does what it did.
+    /// The reason why it is not turned on: the unit is off, or works as before.
     ///
     /// # Safety
-    /// Firmware's table says that the unit is there, and nobody else uses it or `pages`.
+    /// Firmware's table says that the unit is there, and no other code uses it or `pages`.
     pub unsafe fn start(
         firmware: &Firmware,
         pages: &'static mut Pages,
@@ -318,7 +318,7 @@ impl Remapping {
             fence(Ordering::SeqCst);
         }
         self.flush(place.cast(), 16);
-        // A unit that has stopped blocks, which is said when its faults are looked at.
+        // A unit that has stopped blocks, which is reported when its faults are read.
         let _ = self.forget_entries(Some(handle));
     }
 
@@ -427,7 +427,7 @@ impl Remapping {
         }
     }
 
-    /// Writes back what the unit is to read, where it does not look into the caches.
+    /// Writes back what the unit is to read, where it does not snoop the caches.
     fn flush(&self, first: *const u8, len: usize) {
         const LINE: usize = 64;
         if !self.is_incoherent {
@@ -453,8 +453,8 @@ impl Remapping {
     }
 
     fn write64(&self, register: u16, value: u64) {
-        // Halves: each of these registers is read by the unit when it is told to, but the queue's
-        // tail, whose upper half is 0.
+        // Halves: the unit reads each of these registers at a command, but for the queue's tail,
+        // whose upper half is 0.
         self.write32(register + 4, (value >> 32) as u32);
         self.write32(register, value as u32);
     }

@@ -1,4 +1,4 @@
-//! Exits, counted by what exited and on whose account.
+//! Exits, counted by kind and cause.
 
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -6,7 +6,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use crate::core1;
 use crate::hpet::Clock;
 
-/// What exited.
+/// Kind of an exit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A physical interrupt.
@@ -62,7 +62,7 @@ const KINDS: [(Kind, &str); 16] = [
     (Kind::Other, "other"),
 ];
 
-/// On whose account.
+/// Cause to which an exit is charged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
     /// Interrupts of the assigned device.
@@ -75,7 +75,7 @@ pub enum Cause {
     Host,
     /// The watchdog.
     Watchdog,
-    /// What else the guest does.
+    /// Anything else that the guest does.
     Guest,
 }
 
@@ -101,7 +101,7 @@ pub enum Count {
     Nmis,
     /// Ticks of the watchdog that the first of the guest's processors sent to others.
     NmisSent,
-    /// Unmaskable interrupts at random moments, which look at a guest that masks others.
+    /// Unmaskable interrupts at random moments, which sample a guest that masks others.
     Samples,
     /// Device interrupts that were acknowledged on the guest's behalf: by an INTR exit, and by a
     /// fault.
@@ -115,7 +115,7 @@ pub enum Count {
     DeviceCompleted,
     /// Local APIC timer interrupts on the guest's behalf.
     TimerCaught,
-    /// Writes that policy did not let through.
+    /// Writes that policy did not allow.
     Refused,
     /// Times a mode began.
     TurnsDirect,
@@ -165,7 +165,7 @@ impl Counts {
         self.others[count as usize] += by;
     }
 
-    /// These and `others`.
+    /// Returns the sum of these and `others`.
     pub fn plus(mut self, others: &Self) -> Self {
         let counts = self.exits.iter_mut().flatten().chain(&mut self.others);
         let added = others.exits.iter().flatten().chain(&others.others);
@@ -173,12 +173,12 @@ impl Counts {
         self
     }
 
-    /// All exits.
+    /// Returns the number of all exits.
     pub fn sum(&self) -> u64 {
         self.exits.iter().flatten().sum()
     }
 
-    /// What was added since `before`.
+    /// Returns what was added since `before`.
     pub fn since(&self, before: &Self) -> Self {
         let mut since = *self;
         let counts = since.exits.iter_mut().flatten().chain(&mut since.others);
@@ -187,7 +187,7 @@ impl Counts {
         since
     }
 
-    /// As keys of a JSON object, with a comma behind each.
+    /// Writes them as keys of a JSON object, with a comma behind each.
     pub fn keys(&self, out: &mut impl fmt::Write) -> fmt::Result {
         write!(out, "\"exits\":{},", self.sum())?;
         for (count, name) in COUNTS {
@@ -210,14 +210,14 @@ pub struct Counters {
     clock: Option<Clock>,
     exits: [[AtomicU64; CAUSES.len()]; KINDS.len()],
     others: [AtomicU64; COUNTS.len()],
-    /// What the mode machine has done, by [`TOTALS`].
+    /// Counts of the mode machine, by [`TOTALS`].
     totals: [AtomicU64; TOTALS.len()],
 }
 
 /// A count of the mode machine: its name, and where it is.
 type Total = (&'static str, fn(&eli::Core) -> u64);
 
-/// Those that are reported.
+/// Counts of the mode machine that are reported.
 pub const TOTALS: [Total; 9] = [
     ("injected", |core| core.counts().injected),
     ("reflected", |core| core.counts().reflected),
@@ -231,7 +231,7 @@ pub const TOTALS: [Total; 9] = [
 ];
 
 impl Counters {
-    /// Nothing, without a clock.
+    /// Creates counters without a clock.
     pub const fn new() -> Self {
         Self {
             clock: None,
@@ -241,7 +241,7 @@ impl Counters {
         }
     }
 
-    /// Has a clock from now on, by which gaps between the host's ticks are measured.
+    /// Sets the clock from now on, by which gaps between the host's ticks are measured.
     pub fn set_clock(&mut self, clock: Clock) {
         self.clock = Some(clock);
     }
@@ -280,7 +280,7 @@ impl Counters {
         }
     }
 
-    /// One of these: its place in [`TOTALS`].
+    /// Returns one of these: its place in [`TOTALS`].
     pub fn total(&self, index: usize) -> u64 {
         Self::value(&self.totals[index])
     }

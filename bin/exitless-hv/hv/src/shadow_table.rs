@@ -16,32 +16,32 @@ pub struct ShadowTable {
     base: u64,
     limit: u32,
     page: Option<u64>,
-    /// Levels of the page tables of long mode when the mode was looked at.
+    /// Levels of the page tables of long mode when the mode was read.
     levels: Option<u8>,
 }
 
 impl ShadowTable {
-    /// Its linear address.
+    /// Returns its linear address.
     pub fn base(&self) -> u64 {
         self.base
     }
 
-    /// Bytes - 1.
+    /// Returns the limit: its bytes - 1.
     pub fn limit(&self) -> u32 {
         self.limit
     }
 
-    /// Whether it is shadowed.
+    /// Returns whether it is shadowed.
     pub fn is_shown(&self) -> bool {
         self.page.is_some()
     }
 
-    /// The page that is shadowed.
+    /// Returns the page that is shadowed.
     pub fn page(&self) -> Option<u64> {
         self.page
     }
 
-    /// Whether this is the page that is shadowed.
+    /// Returns whether this is the page that is shadowed.
     pub fn is_at(&self, page: u64) -> bool {
         self.page == Some(page)
     }
@@ -69,7 +69,7 @@ impl ShadowTable {
         self.page.take()
     }
 
-    /// The guest's own gate, of a table that is shadowed; else an empty one.
+    /// Returns the guest's own gate, of a table that is shadowed; else an empty one.
     pub fn guests_gate(&self, memory: &Guest, vector: Vector) -> Gate {
         let offset = u64::from(vector) * u64::from(GATE_LEN);
         let word = |at: u64| self.page.and_then(|page| memory.read(page + at));

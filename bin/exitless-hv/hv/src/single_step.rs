@@ -93,7 +93,7 @@ pub struct SingleStep {
 }
 
 impl SingleStep {
-    /// None.
+    /// Creates the state without a step.
     pub fn new(intercepts: Intercepts) -> Self {
         Self {
             intercepts,
@@ -106,30 +106,31 @@ impl SingleStep {
         self.intercepts
     }
 
-    /// Whether one is under way.
+    /// Returns whether one is under way.
     pub fn is_under_way(&self) -> bool {
         self.under_way.is_some()
     }
 
-    /// Whether the #DB that exited is the trap of the step under way: the instruction has run.
+    /// Returns whether the #DB that exited is the trap of the step under way: the instruction has
+    /// run.
     pub fn has_ended(&self, vmcb: &Vmcb) -> bool {
         self.is_under_way() && vmcb.get(vmcb::DR6) & STATUS_STEP != 0
     }
 
-    /// Whether the instruction has run and cleared the trap flag: there will be no trap.
+    /// Returns whether the instruction has run and cleared the trap flag: there will be no trap.
     pub fn has_lapsed(&self, vmcb: &Vmcb) -> bool {
         self.is_under_way() && vmcb.get(vmcb::RFLAGS) & FLAG_TRAP == 0
     }
 
-    /// RFLAGS.IF as the guest has it.
+    /// Returns RFLAGS.IF as the guest has it.
     pub fn guest_interrupts(&self, vmcb: &Vmcb) -> bool {
         let real = vmcb.get(vmcb::RFLAGS);
         let flags = self.under_way.map_or(real, |step| step.flags);
         flags & FLAG_INTERRUPTS != 0
     }
 
-    /// The guest's DR6 for a trap of its own, if the trap that ends the step is one: it steps
-    /// itself, or the instruction met a breakpoint.
+    /// Returns the guest's DR6 for a trap of its own, if the trap that ends the step is one: it
+    /// steps itself, or the instruction met a breakpoint.
     pub fn own_trap(&self, vmcb: &Vmcb) -> Option<u64> {
         let step = self.under_way?;
         let met = vmcb.get(vmcb::DR6) & STATUS_BREAKPOINTS;

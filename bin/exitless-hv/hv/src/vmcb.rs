@@ -26,23 +26,23 @@ pub const IO_MAP: Field<u64> = at(0x40);
 pub const MSR_MAP: Field<u64> = at(0x48);
 /// Address space identifier.
 pub const ASID: Field<u32> = at(0x58);
-/// What VMRUN does to the TLB.
+/// Effect of VMRUN on the TLB.
 pub const TLB: Field<u8> = at(0x5c);
 /// Virtual interrupts.
 pub const INTERRUPTS: Field<u32> = at(0x60);
 /// Bit 0: the guest is behind STI or a load of SS.
 pub const SHADOW: Field<u32> = at(0x68);
-/// Why it exited, and three words about that.
+/// Reason of the exit; three words about it follow.
 pub const EXIT: Field<u64> = at(0x70);
 /// The first.
 pub const EXIT_INFO1: Field<u64> = at(0x78);
 /// The second.
 pub const EXIT_INFO2: Field<u64> = at(0x80);
-/// What was being delivered.
+/// Event whose delivery the exit interrupted.
 pub const EXIT_DURING: Field<u64> = at(0x88);
 /// Nested paging.
 pub const NESTED: Field<u64> = at(0x90);
-/// Where an INT instruction's event that is injected returns to, for processors that save it.
+/// Address to which an injected INT instruction's event returns, for processors that save it.
 pub const NEXT_RIP: Field<u64> = at(0xc8);
 /// An event to begin with.
 pub const EVENT: Field<u64> = at(0xa8);
@@ -159,9 +159,9 @@ pub struct Vmcb(pub Page);
 
 /// A type of a field.
 pub trait Word: Copy {
-    /// From the block.
+    /// Loads it from the block.
     fn load(bytes: &[u8], offset: usize) -> Self;
-    /// To it.
+    /// Stores it to the block.
     fn store(self, bytes: &mut [u8], offset: usize);
 }
 
@@ -182,7 +182,7 @@ macro_rules! word {
 word!(u8 u16 u32 u64);
 
 impl Vmcb {
-    /// A field.
+    /// Returns a field.
     pub fn get<T: Word>(&self, field: Field<T>) -> T {
         T::load(&self.0.0, field.0)
     }
@@ -208,8 +208,8 @@ impl Vmcb {
         self.set::<u64>(at(offset + 8), 0);
     }
 
-    /// The state in which a boot loader of the 32-bit protocol enters a kernel: flat segments, no
-    /// paging.
+    /// Sets the state in which a boot loader of the 32-bit protocol enters a kernel: flat segments,
+    /// no paging.
     pub fn protected_mode(&mut self, entry: u64) {
         const DATA: u16 = 0xc93;
         const CODE: u16 = 0xc9b;
@@ -231,7 +231,7 @@ impl Vmcb {
         self.set(PAT, 0x0007_0406_0007_0406);
     }
 
-    /// The state in which a processor begins behind a start-up at this page: real mode.
+    /// Sets the state in which a processor begins behind a start-up at this page: real mode.
     pub fn real_mode(&mut self, page: u8) {
         const DATA: u16 = 0x93;
         const CODE: u16 = 0x9b;
@@ -265,24 +265,24 @@ impl Vmcb {
         self.set(EVENT, 0);
     }
 
-    /// The TLB is flushed at the next entry.
+    /// Has the TLB flushed at the next entry.
     pub fn flush(&mut self) {
         self.set(TLB, 1);
     }
 
-    /// Behind an instruction of `len` bytes.
+    /// Moves behind an instruction of `len` bytes.
     pub fn skip(&mut self, len: u64) {
         let next = self.get(RIP).wrapping_add(len);
         self.set(RIP, next);
         self.set(SHADOW, 0);
     }
 
-    /// Whether the next entry begins with an event.
+    /// Returns whether the next entry begins with an event.
     pub fn has_event(&self) -> bool {
         self.get(EVENT) >> 31 & 1 != 0
     }
 
-    /// Whether the guest takes interrupts.
+    /// Returns whether the guest takes interrupts.
     pub fn interrupts(&self) -> bool {
         self.get(RFLAGS) & FLAG_INTERRUPTS != 0
     }

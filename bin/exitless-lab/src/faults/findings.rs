@@ -1,4 +1,4 @@
-//! What parts that fail on purpose have counted, for the ledger.
+//! Counters of the parts that fail on purpose, for the ledger.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -193,13 +193,13 @@ fn set<T>(field: &mut Option<T>, value: T) -> bool {
     field.replace(value).is_none()
 }
 
-/// Idle sweeps after which a sidecore is to sleep.
+/// Returns the number of idle sweeps after which a sidecore is to sleep.
 fn sweeps(what: &str) -> Option<NonZeroU32> {
     let sweeps = number(what, "sleep=", u32::MAX.into())?;
     NonZeroU32::new(u32::try_from(sweeps).ok()?)
 }
 
-/// The number behind `key`, 1 to `most`.
+/// Returns the number behind `key`, 1 to `most`.
 fn number(text: &str, key: &str, most: u64) -> Option<u64> {
     let digits = text.strip_prefix(key)?;
     let is_number = digits.bytes().all(|byte| byte.is_ascii_digit());
@@ -207,14 +207,14 @@ fn number(text: &str, key: &str, most: u64) -> Option<u64> {
     (1..=most).contains(&number).then_some(number)
 }
 
-/// The number of a disk, as it is written.
+/// Returns the number of a disk, as it is written.
 fn disk_number(place: &str) -> Option<usize> {
     let digits = place.strip_prefix("disk")?;
     let number: usize = digits.parse().ok()?;
     (number.to_string() == digits).then_some(number)
 }
 
-/// Whether that is a fault that the disk did not have; `None`: it is none.
+/// Returns whether that is a fault that the disk did not have; `None`: it is none.
 fn add_to_disk(disk: &mut DiskFaults, program: Program, what: &str) -> Option<bool> {
     let attack = match (what, program) {
         ("panic", _) => return Some(!std::mem::replace(&mut disk.panics, true)),

@@ -38,7 +38,7 @@ const ROGUE_SECTOR: u64 = 64;
 const JUDGE_SECTOR: u64 = 72;
 /// Late accesses of a disk.
 const MAX_LATE: u64 = 1_000;
-/// Where a rogue disk writes: far from what a guest of a few GiB maps, inside 39 bits.
+/// Address to which a rogue disk writes: far from what a guest of a few GiB maps, inside 39 bits.
 const ROGUE_IOVA: u64 = 0x10_0000_0000;
 
 vmm::functions! {
@@ -56,7 +56,7 @@ pub struct Faulty {
 }
 
 impl Faulty {
-    /// With these faults.
+    /// Creates it with these faults.
     pub fn new(faults: Faults) -> Self {
         Self {
             faults,

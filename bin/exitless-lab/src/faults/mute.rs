@@ -1,10 +1,10 @@
 //! A paravirtual IOMMU that answers nothing for a time: `--fault iommu:mute=MS@N`.
 //!
-//! The closed set of functions is wrapped, and of the one function everything but its poll is as it
-//! was: its ring is not looked at, so that requests lie there unanswered, as under a device whose
+//! The closed set of functions is wrapped. Everything of the one function but its poll is as it
+//! was: its ring is not polled, so that requests lie there unanswered, as under a device whose
 //! thread hangs. Requests that it has taken are answered before: they were taken by a poll, and
-//! each poll shows what the unit has answered. Whoever asks whether there is work is told the
-//! truth, so that the sidecore does not go to sleep over requests that only time will let it take.
+//! each poll publishes the unit's answers. The query for pending work is answered truthfully, so
+//! that the sidecore does not go to sleep over requests that only time will let it take.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,7 +21,7 @@ use vmm::run::{AssignedDevice, Functions};
 
 use super::grammar::Mute;
 
-/// How far the silence has come.
+/// Progress of the silence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     /// Fewer requests have come.
@@ -31,7 +31,7 @@ enum State {
     Over,
 }
 
-/// A silence that begins when so many requests have come.
+/// A silence that begins after a number of requests.
 pub struct Silence {
     mute: Mute,
     state: State,
@@ -40,7 +40,7 @@ pub struct Silence {
 }
 
 impl Silence {
-    /// Of this length. What it leaves out is counted in `polls`.
+    /// Creates one of this length. The polls that it leaves out are counted in `polls`.
     pub fn new(mute: Mute, polls: Arc<AtomicU64>) -> Self {
         Self {
             mute,
@@ -49,7 +49,7 @@ impl Silence {
         }
     }
 
-    /// Whether it lasts at `now` (ns), of a function that has been asked for `requests`.
+    /// Returns whether it lasts at `now` (ns), of a function that has received `requests`.
     fn lasts(&mut self, now: u64, requests: u64) -> bool {
         if self.state == State::Before && requests >= self.mute.requests.get() {
             // At most an hour.
@@ -77,7 +77,7 @@ pub struct Muting<F> {
 }
 
 impl<F> Muting<F> {
-    /// `inner`, which is silent for a time.
+    /// Wraps `inner`, which is silent for a time.
     pub fn new(inner: F, silence: Silence) -> Self {
         Self {
             inner,
@@ -87,7 +87,7 @@ impl<F> Muting<F> {
 }
 
 impl<F> Muting<F> {
-    /// `inner`, which never is.
+    /// Wraps `inner`, which never is.
     pub fn never(inner: F) -> Self {
         Self {
             inner,
@@ -178,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_begins_at_the_request_and_ends_by_time_once() {
+    fn silence_begins_at_the_request_and_ends_by_time_once() {
         let polls = Arc::new(AtomicU64::new(0));
         let mute = Mute {
             time: Duration::from_nanos(100),

@@ -15,7 +15,7 @@ pub struct Punched {
 }
 
 impl Punched {
-    /// Of these pieces.
+    /// Creates it of these pieces.
     ///
     /// # Errors
     /// No more descriptors.

@@ -280,8 +280,8 @@ fn serve(folder: &Path, args: &[&str], is_nobody: bool) -> Command {
     command
 }
 
-/// All that is in a folder, with what tells one file from another put in its place, and the times
-/// of changes.
+/// All that is in a folder, with what distinguishes one file from another put in its place, and the
+/// times of changes.
 fn listing(folder: &Path) -> Vec<(String, i64)> {
     use std::os::unix::fs::MetadataExt;
     let mut found = Vec::new();

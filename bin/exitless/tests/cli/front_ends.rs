@@ -30,7 +30,7 @@ fn daemon(folder: &Path, log: &[&str]) -> Child {
     daemon
 }
 
-/// Connects, sends, and waits until the daemon has hung up; or hangs up itself.
+/// Connects, sends, and waits until the daemon has disconnected; or disconnects itself.
 fn send(folder: &Path, bytes: &[u8], is_hung_up_on: bool) {
     let mut socket = UnixStream::connect(folder.join("a.sock")).unwrap();
     socket

@@ -1,4 +1,4 @@
-//! What is printed for a terminal, a file, or a program that reads its beginning.
+//! Output to a terminal, a file, or a program that reads only its beginning.
 
 use std::process::Stdio;
 

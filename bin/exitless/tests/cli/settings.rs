@@ -139,8 +139,8 @@ const LISTS: [(&[&str], &str); 9] = [
     ),
 ];
 
-/// Keys of a block device that one command has and another has not: whose they are is said, not
-/// that there are none.
+/// Keys of a block device that one command has and another has not: the message names the command
+/// that has them.
 #[test]
 fn a_key_of_a_block_device_that_is_another_commands_names_that_command() {
     let folder = tempfile::tempdir().unwrap();
@@ -345,7 +345,7 @@ fn a_number_has_the_same_units_in_every_key_on_the_command_line_and_in_a_file() 
         ("2MB", 2),
         ("1G", 1024),
     ] {
-        // What is said of a size that is none names it in MiB.
+        // The message about a size that is none names it in MiB.
         let block = format!("id=a,path=ram:{size},socket=a.sock");
         let ended = run(folder.path(), &["serve", "--check", "--block", &block]);
         assert_eq!(ended.status, Some(0), "{size} is {mib} MiB: {ended:?}");

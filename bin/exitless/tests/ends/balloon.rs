@@ -1,5 +1,5 @@
 //! `exitless run --balloon` and a guest that gives it pages: they leave the host's memory, and the
-//! ledger says so.
+//! ledger counts them.
 
 use std::fs;
 use std::io::Write;
@@ -85,7 +85,7 @@ fn a_target_comes_from_a_file() {
     check(&whole(&dir, &["--balloon", &spec], "none", Some("17M")));
 }
 
-/// What `exitless doctor` says of `--resident`, unless it works here.
+/// Returns the finding of `exitless doctor` about `--resident`, unless paging works here.
 fn lacks_for_paging() -> Option<String> {
     let output = exitless(&["doctor", "--json"]).output().unwrap();
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();

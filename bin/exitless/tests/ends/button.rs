@@ -60,7 +60,7 @@ fn a_first_sigterm_presses_the_button_and_a_second_ends_at_once() {
         };
         machine.program.signal(signal);
         machine.hear(b'p');
-        // It has heard the button, and does nothing about it.
+        // The guest has received the button, and does nothing about it.
         std::thread::sleep(A_WHILE);
         assert!(machine.program.is_alive(), "{}", machine.program.said());
         let ended = machine.program.ends_by(signal, 128 + signal.as_raw());

@@ -1,4 +1,4 @@
-//! `exitless run` ends whatever becomes of its console.
+//! `exitless run` ends in any state of its console.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -106,7 +106,7 @@ fn sigterm_ends_a_machine_whose_guest_reads_nothing() {
 }
 
 #[test]
-fn what_was_written_before_a_power_off_is_read_in_full_however_late() {
+fn output_before_a_power_off_reaches_a_late_reader_in_full() {
     if !has_kvm() {
         return;
     }

@@ -1,4 +1,4 @@
-//! `exitless serve` ends whatever its disks and front ends do, and leaves nothing behind.
+//! `exitless serve` ends in any state of its disks and front ends, and leaves nothing behind.
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::FileExt;
@@ -84,7 +84,7 @@ fn submit(client: &mut Client, op: Op) -> u16 {
     slot
 }
 
-/// What has been answered, if anything has.
+/// Returns the request that has been answered, if one has.
 fn answered(client: &mut Client) -> Option<(u16, Status)> {
     let (memory, layout, queues) = client.parts();
     let done = queues[0].complete(memory, layout).unwrap();
@@ -242,11 +242,11 @@ fn cpu_time(pid: u32) -> Duration {
     Duration::from_millis(10 * ticks)
 }
 
-/// Whether a new front end of this device is answered; `false`: it is hung up on.
+/// Returns whether a new front end of this device is answered; `false`: it is disconnected.
 fn is_answered(socket: &Path) -> (bool, UnixStream) {
     let mut stream = UnixStream::connect(socket).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    // GET_FEATURES; hung up on already, perhaps.
+    // GET_FEATURES; disconnected already, perhaps.
     let _ = stream.write_all(&[1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
     let is_answered = match stream.read(&mut [0; 64]) {
         Ok(0) => false,
@@ -297,7 +297,7 @@ fn a_front_end_for_whom_no_descriptor_is_left_is_hung_up_on() {
     const DEVICES: usize = 12;
     let place = place();
     let program = Program::start(place.command(&vec!["path=ram:1M".into(); DEVICES]), true);
-    // Nobody has connected yet: what is open stays so.
+    // No front end has connected yet: the open descriptors stay open.
     program.wait_for("ready");
     let sockets: Vec<_> = (0..DEVICES)
         .map(|number| place.path(&format!("d{number}")))

@@ -1,4 +1,4 @@
-//! What a guest may switch on by marking windows of the ledger.
+//! Effects of windows of the ledger that a guest marks.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -11,8 +11,8 @@ use tempfile::{NamedTempFile, TempDir};
 use crate::program::{Program, has_kvm, run};
 use spawned::guest::Steps;
 
-/// What a machine says at its end whose guest marks one window and waits, and whether it had
-/// tracepoints set up meanwhile.
+/// Runs a machine whose guest marks one window and waits. Returns the output at its end, and
+/// whether tracepoints were set up meanwhile.
 fn marked(ledger: Option<&Path>) -> (String, bool) {
     let mut kernel = NamedTempFile::new().unwrap();
     let steps = Steps::default().mark(1).mark(2).say(b'!');
@@ -42,7 +42,7 @@ fn a_marker_without_a_ledger_sets_up_no_tracepoints() {
     let ledger = dir.path().join("ledger.json");
     let (said, _) = marked(Some(&ledger));
     assert!(said.contains("window 1"), "{said}");
-    // Nobody has asked for windows: the mark, with all that it sets up, is not heard.
+    // No ledger was asked for: the mark is ignored, and sets up nothing.
     let (said, is_traced) = marked(None);
     assert!(!said.contains("window 1") && !is_traced, "{said}");
 }

@@ -1,4 +1,4 @@
-//! What a guest makes the machine say is bounded.
+//! Bounds on the log of a machine whose guest provokes messages.
 
 use std::io::Write;
 use std::process::Stdio;
@@ -39,7 +39,7 @@ fn ten_thousand_refused_starts_leave_a_bounded_log() {
         "{refused}: {}",
         ended.said
     );
-    // No start is forgotten: what was not said was counted.
+    // No start is forgotten: a line that was not printed was counted.
     let left_out = ended.said.lines().filter_map(|line| {
         let (count, place) = line.strip_prefix("exitless: ")?.split_once(' ')?;
         let is_left_out = place.starts_with("more messages of virtio_pci::function:");

@@ -1,7 +1,7 @@
-//! A machine, and a daemon, always end: with a console that nobody reads or feeds, with storage
-//! that the kernel holds, with load, with front ends in any state, with a swap store that fails,
-//! with guests that hear their power button or do not, or reset. It says no more than it should.
-//! Whole processes, signals, exit statuses.
+//! Ends of a machine and of a daemon: each ends in any state. Its console is neither read nor fed;
+//! the kernel holds its storage; it has load; front ends are in any state; a swap store fails;
+//! guests react to their power button or do not, or reset. Its messages are bounded. Whole
+//! processes, signals, exit statuses.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod balloon;

@@ -75,7 +75,7 @@ impl Machine {
         self.input.write_all(b"g").unwrap();
     }
 
-    /// How many threads and descriptors the process has, and its name.
+    /// Returns the number of threads and of descriptors of the process, and its name.
     fn holds(&self) -> (usize, usize, String) {
         let process = PathBuf::from(format!("/proc/{}", self.program.id()));
         let count = |of: &str| fs::read_dir(process.join(of)).unwrap().count();

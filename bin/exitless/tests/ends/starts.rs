@@ -1,4 +1,4 @@
-//! What is refused before anything starts, and what is said and told when all has started.
+//! Refusals before anything starts, and the messages and notifications when all has started.
 
 use std::io::Read;
 use std::os::linux::net::SocketAddrExt;
@@ -14,7 +14,7 @@ use crate::program::{PATIENCE, Program, exitless, has_kvm, place, run};
 use spawned::daemon::Place;
 use spawned::guest::Steps;
 
-/// It ends at once with status 2, having said all of `words` in one line.
+/// It ends at once with status 2, having printed all of `words` in one line.
 #[track_caller]
 fn refuses(command: Command, words: &[&str]) {
     let since = Instant::now();

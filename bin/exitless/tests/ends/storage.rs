@@ -1,5 +1,5 @@
-//! `exitless run` with a disk whose storage the kernel holds: it says so, ends when the storage
-//! answers, or at once by a second signal.
+//! `exitless run` with a disk whose storage the kernel holds: it reports that, ends when the
+//! storage answers, or at once by a second signal.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -25,15 +25,15 @@ struct Machine {
     _kernel: NamedTempFile,
 }
 
-/// A machine whose guest has made a request of its disk that is held, and then does `steps` when it
-/// is told to. `None`: skipped.
+/// A machine whose guest has made a request of its disk that is held, and then does `steps` at a
+/// byte of input. `None`: skipped.
 fn machine(ask: Ask, steps: fn(Steps) -> Steps, disk: &str, more: &[&str]) -> Option<Machine> {
     let fs = HeldFs::mount_or_skip()?;
     if !has_kvm() {
         return None;
     }
     let gate = fs.create("held.raw", 1 << 20);
-    // Not what a start asks the file for: what it can punch.
+    // Not the query for hole punching at the start.
     gate.hold(&[Kind::Read, Kind::Write, Kind::Sync]);
     let mut kernel = NamedTempFile::new().unwrap();
     let all = steps(Steps::default().ask(ask).wait_for_typing());
@@ -41,12 +41,13 @@ fn machine(ask: Ask, steps: fn(Steps) -> Steps, disk: &str, more: &[&str]) -> Op
     let mut command = run(kernel.path());
     let path = fs.path("held.raw");
     command
-        // Said, so that nobody looks: that would be held.
+        // The format is given, so that the start does not read the file to check it: that read
+        // would be held.
         .args([
             "--disk",
             &format!("path={},format=raw{disk}", path.display()),
         ])
-        // What becomes of storage is the same whether the guest was asked to power off before.
+        // Storage ends alike whether the guest was asked to power off before or not.
         .args(["--stop-timeout", "0"])
         .args(more)
         .stdin(Stdio::piped())

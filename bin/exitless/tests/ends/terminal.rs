@@ -9,7 +9,7 @@ use rustix::termios::{Termios, tcgetattr};
 
 /// A terminal: our end and the machine's.
 pub struct Terminal {
-    /// What the user types, and sees.
+    /// The end at which the user types and reads.
     pub ours: File,
     /// The machine's end.
     pub theirs: OwnedFd,
@@ -54,7 +54,7 @@ impl Terminal {
     }
 }
 
-/// What a program may leave changed of a terminal: nothing.
+/// Returns the modes of a terminal, of which a program must leave none changed.
 pub fn modes(settings: &Termios) -> impl PartialEq + std::fmt::Debug {
     (
         settings.input_modes,

@@ -20,13 +20,13 @@ use vhost_user::wire::ProtocolFeatures;
 use crate::plan::{Action, Backend, Fault, Plan};
 use crate::program::{Program, exitless, until};
 
-/// What may pass from the moment at which the storage lets something end until it has ended.
+/// Longest time from the moment at which the storage allows something to end until it has ended.
 pub const BOUND: Duration = Duration::from_secs(5);
 const BLOCK: u32 = 4096;
 const IMAGE: u64 = 4 << 20;
 /// Few, so that requests of one block follow each other closely.
 const BLOCKS: usize = 96;
-/// How long a slow operation is held.
+/// Time that a slow operation is held.
 const SLOW: Duration = Duration::from_millis(7);
 /// After the fault, before everything is read.
 const AFTERWARDS: Duration = Duration::from_millis(50);
@@ -100,7 +100,7 @@ fn fill(gate: &Gate, backend: Backend) {
     gate.contents().write_all_at(bytes, 0).unwrap();
 }
 
-/// What the storage does, until it is over.
+/// Makes the storage fail as `fault` says, until `over`.
 fn misbehave(gate: &Gate, fault: Fault, over: Instant) {
     match fault {
         Fault::None => {}
@@ -152,7 +152,7 @@ impl Scene<'_> {
         disk
     }
 
-    /// Requests for so long, and whatever comes back.
+    /// Makes requests for so long, and takes the answers that come.
     fn turn_for(&mut self, disk: &mut CheckedDisk, time: Duration) {
         let end = Instant::now() + time;
         while Instant::now() < end {
@@ -185,7 +185,7 @@ impl Scene<'_> {
         }
     }
 
-    /// Does what the plan says; the storage lets it end at `free`.
+    /// Does what the plan says; the storage allows it to end at `free`.
     fn act(
         &mut self,
         daemon: Program,

@@ -1,11 +1,11 @@
 //! Storage that misbehaves, at random: `exitless serve`, a checked front end, and a file that the
 //! kernel holds, delays, fails or has no room for (`held-fs`), while the front end stops, resets or
-//! goes, and the daemon is told to end, twice, or is killed.
+//! goes, and the daemon receives a signal to end, or two, or is killed.
 //!
-//! An episode holds if every acknowledged write is read afterwards, once and in order; if nothing
-//! failed that the storage did not fail; and if whatever was asked for ended within
-//! [`episode::BOUND`] of the moment at which the storage let it. Where the kernel holds the I/O
-//! there is no other bound: nobody can take a write back from it.
+//! An episode holds if every acknowledged write is read afterwards, once and in order; if only
+//! those requests failed that the storage failed; and if each requested end came within
+//! [`episode::BOUND`] of the moment at which the storage allowed it. While the kernel holds the I/O
+//! there is no other bound: the daemon cannot take a write back from it.
 //!
 //! `EPISODES` (200) of them run, from `EPISODE_SEED` (1) on; a failure names its seed, and
 //! `EPISODES=1 EPISODE_SEED=n` repeats it. Skipped where no FUSE file system is to be had.

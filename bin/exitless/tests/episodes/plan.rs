@@ -1,11 +1,11 @@
-//! What an episode is about, drawn from its seed.
+//! Plan of an episode, drawn from its seed.
 
 use std::time::Duration;
 
 use held_fs::Kind;
 use seeded::Random;
 
-/// What lies behind the disk.
+/// Storage behind the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backend {
     Buffered,
@@ -13,7 +13,7 @@ pub enum Backend {
     Qcow2,
 }
 
-/// What the storage does.
+/// Fault of the storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     None,
@@ -27,7 +27,7 @@ pub enum Fault {
     Fail(Kind, u32, i32),
 }
 
-/// What is asked for meanwhile.
+/// Action during the fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     None,
@@ -41,7 +41,7 @@ pub enum Action {
     Counters,
     /// The daemon ends in order; another takes over.
     Term,
-    /// It is told to end at once.
+    /// It receives a second signal to end, which ends it at once.
     TermTwice,
     /// It is killed.
     Kill,
@@ -106,7 +106,7 @@ impl Plan {
         }
     }
 
-    /// What was met, for counting.
+    /// Returns names of the parts of the plan, for counting.
     pub fn parts(&self) -> [String; 3] {
         let fault = match self.fault {
             Fault::Fail(kind, _, errno) => format!("Fail({kind:?}, {errno})"),

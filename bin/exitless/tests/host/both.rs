@@ -53,7 +53,7 @@ pub fn hosts() -> Vec<Both> {
             Works(Some("writes cannot be watched")), PLAIN),
         alike("no clone3", |_| call(libc::SYS_clone3, libc::ENOSYS), PLAIN),
         alike("no /sys", |_| Denied::default().empty("/sys"), PLAIN),
-        // Only calls between a daemon and its front ends are looked at in that way.
+        // Only calls between a daemon and its front ends are checked in that way.
         both("no preadv2", |errno| call(libc::SYS_preadv2, errno), Works(Some("no preadv2")), PLAIN),
         both("no memfd_create", |errno| call(libc::SYS_memfd_create, errno),
             Works(Some("no inflight regions")),

@@ -21,13 +21,13 @@ use denied::Denied;
 
 use program::PATIENCE;
 
-/// The two ways in which hosts say no: a filter, and a kernel without it.
+/// The two ways in which hosts deny a call: a filter, and a kernel without the call.
 const EITHER: [i32; 2] = [libc::EPERM, libc::ENOSYS];
 
-/// What becomes of a program whose host denies something.
+/// Outcome of a program whose host denies something.
 #[derive(Clone, Copy)]
 enum Outcome {
-    /// It works, and says so once, if there is anything to be said.
+    /// It works. If the denial matters, it prints this once.
     Works(Option<&'static str>),
     /// It refuses in one line with these words. With the other arguments, as the line advises, it
     /// works; `None`: the advice is for the host.
@@ -64,8 +64,8 @@ fn host_with(
 }
 
 impl Host {
-    /// Whether what a program said when it worked is what is to be said. Lines with `always` are
-    /// said anyway.
+    /// Checks the output of a program that worked: it must have what it has to print. Lines with
+    /// `always` are printed anyway.
     fn check_said(&self, said: &str, always: &str) -> Result<(), String> {
         let Outcome::Works(word) = &self.outcome else {
             return Ok(());
@@ -81,7 +81,7 @@ impl Host {
         }
     }
 
-    /// Whether this is how a program refuses here; what it warns of comes before that.
+    /// Checks that a program refuses here in this way; its warnings come before that.
     fn check_refusal(&self, output: &Output) -> Result<(), String> {
         let Outcome::Refuses(words, _) = &self.outcome else {
             return Ok(());
@@ -101,7 +101,8 @@ impl Host {
         Err(format!("{:?}: {said}", output.status))
     }
 
-    /// The arguments with the advice carried out; `None`: it is not for who starts the program.
+    /// Returns the arguments with the advice carried out; `None`: the advice is not for the user of
+    /// the program.
     fn advised(&self) -> Option<Vec<&'static str>> {
         match &self.outcome {
             Outcome::Works(_) | Outcome::Refuses(_, None) => None,
@@ -110,7 +111,7 @@ impl Host {
     }
 }
 
-/// What a program says that ends by itself. One that does not is killed.
+/// Returns the output of a program that ends by itself. One that does not is killed.
 fn ended(mut command: Command) -> Output {
     command
         .stdin(Stdio::null())
@@ -127,8 +128,8 @@ fn ended(mut command: Command) -> Output {
     child.wait_with_output().unwrap()
 }
 
-/// Has `check` look at each host, in both ways of saying no, and names all that are not as they
-/// should be.
+/// Has `check` try each host, in both ways of denying, and names all that are not as they should
+/// be.
 fn walk(hosts: &[Host], check: impl Fn(&Host, i32) -> Result<(), String>) {
     let mut wrong = Vec::new();
     for host in hosts {

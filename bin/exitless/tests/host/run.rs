@@ -269,7 +269,7 @@ impl Place {
         program
     }
 
-    /// Checks the machine; what that said.
+    /// Checks the machine. Returns the output.
     fn checks(&self, mut command: Command) -> Result<String, String> {
         let before = self.files();
         command.arg("--check");
@@ -283,7 +283,7 @@ impl Place {
         Ok(said)
     }
 
-    /// Runs the machine; what that said, without the account at its end.
+    /// Runs the machine. Returns the output, without the account at its end.
     fn runs(&self, command: Command) -> Result<String, String> {
         let output = ended(command);
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -336,7 +336,7 @@ fn check(host: &Host, errno: i32) -> Result<(), String> {
     }
 }
 
-/// At a guest's mark the ledger wants histograms of exits: what it is without them is said once,
+/// At a guest's mark the ledger needs histograms of exits. A host without them is reported once,
 /// with an advice that helps, or that names another kernel.
 #[test]
 fn a_ledger_without_histograms_of_exits_says_what_gives_them() {

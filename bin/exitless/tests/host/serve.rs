@@ -127,7 +127,7 @@ fn hosts() -> Vec<Host> {
     hosts
 }
 
-/// Where a daemon's disks and sockets are: on a disk, not in memory.
+/// Folder of a daemon's disks and sockets: on a disk, not in memory.
 struct Place(TempDir);
 
 /// Its disks, by their options.
@@ -256,7 +256,7 @@ fn is_idle(pid: u32) -> Result<(), String> {
     Err(format!("idle, it ran for {ran_for:?} of {WINDOW:?}"))
 }
 
-/// Serves and has both disks do what they do; what it said.
+/// Serves, and has both disks make their requests. Returns the output.
 fn serves(place: &Place, command: Command) -> Result<String, String> {
     let mut program = Program::start(command, true);
     let since = Instant::now();
@@ -303,7 +303,7 @@ fn check(host: &Host, errno: i32) -> Result<(), String> {
 struct Loop(PathBuf);
 
 impl Loop {
-    /// `None`: this host has none for us, which is said.
+    /// `None`: this host has none for us; the reason is printed.
     fn new(file: &Path) -> Option<Self> {
         let output = Command::new("losetup")
             .args(["--find", "--show"])
@@ -374,7 +374,7 @@ fn direct_disks_keep_to_sectors_of_which_the_host_says_nothing() {
     let no_size = || Denied::default().call_with(libc::SYS_ioctl, 1, BLKSSZGET, libc::EPERM);
     let files = || {
         [
-            // Without data only /sys tells of the device below; with some a read does.
+            // Without data only /sys shows the device below; with some a read does.
             ("empty", 0, no_statx()),
             ("filled", 0x5a, no_statx()),
             ("unseen", 0x5a, no_statx().empty("/sys")),

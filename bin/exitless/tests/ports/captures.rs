@@ -6,7 +6,7 @@ use spawned::program::until;
 
 use crate::served::{Served, frames, receive, send};
 
-/// What a check of this device says, which has to be a refusal.
+/// Returns the message of a check of this device, which has to be a refusal.
 pub fn refused(net: &str) -> String {
     let folder = tempfile::tempdir().expect("a folder");
     let ended = spawned::short::run(

@@ -13,7 +13,7 @@ use vhost_net::client::feature;
 use vhost_net::frames::Packet;
 use vhost_net::{Client, Options};
 
-/// What a driver over an interface of the host takes on, and leaves undone.
+/// Features that a driver over an interface of the host negotiates: offloads in both directions.
 pub const OFFLOADS: u64 =
     feature::CSUM | feature::GUEST_CSUM | feature::HOST_TSO4 | feature::GUEST_TSO4;
 

@@ -1,4 +1,4 @@
-//! What a host does to an interface under its device, and a guest to the host.
+//! Changes of a host to the interface under a device, and frames of a guest to the host.
 
 use spawned::program::until;
 use vhost_net::frames::Packet;
@@ -15,8 +15,8 @@ fn plain(n: u8) -> Packet {
     ([0; 12], frame)
 }
 
-/// TCP over IPv4 that is said to be TCP over IPv4 to be segmented, by `gso_type`, or something
-/// else.
+/// TCP over IPv4 whose header claims, by `gso_type`, that it is TCP over IPv4 to be segmented, or
+/// something else.
 fn segmented(gso_type: u8) -> Packet {
     let mut frame = vec![
         0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 2, 0, 0, 0, 0, 1, 8, 0, 0x45, 0,

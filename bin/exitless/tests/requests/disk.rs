@@ -220,8 +220,8 @@ impl Disk {
             }
             Kind::Write => self.model[range].copy_from_slice(written),
             Kind::Zero | Kind::ZeroUnmap => self.model[range].fill(0),
-            // Whatever a sector holds now is right if it is what it held, or zeroes: `read_back`
-            // finds out.
+            // A sector's content is right if it is the former one, or zeroes: `read_back` finds
+            // out.
             Kind::Discard => {}
         }
     }

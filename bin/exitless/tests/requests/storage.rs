@@ -2,9 +2,9 @@
 //! calls accept.
 //!
 //! File systems and loop devices need root, FUSE needs `/dev/fuse`; a place that cannot be made is
-//! skipped with its reason. Whatever is made is taken down when it is dropped, so also when a test
-//! fails. A mount is detached as soon as the files on it are open, and a loop device goes with its
-//! last user, so a test that is killed leaves nothing once its daemon has ended.
+//! skipped with its reason. Each place is taken down when it is dropped, so also when a test fails.
+//! A mount is detached as soon as the files on it are open, and a loop device goes with its last
+//! user, so a test that is killed leaves nothing once its daemon has ended.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -51,8 +51,8 @@ impl Storage {
         }
     }
 
-    /// Whether fallocate with these flags punches holes in a file here; a device below a loop
-    /// device is not looked at.
+    /// Returns whether fallocate with these flags punches holes in a file here; a device below a
+    /// loop device is not checked.
     pub fn punches(self) -> bool {
         matches!(
             self,

@@ -1,4 +1,4 @@
-//! From facts to findings and a verdict. Pure: no look at the machine.
+//! Findings and a verdict from facts. Pure: it does not read the machine.
 
 use uffd::probe::PagemapScan;
 
@@ -9,7 +9,7 @@ use super::finding::{Finding, State};
 use crate::lacks::IO_URING_REMEDY;
 use crate::resident::{Host, NO_HOST_SWAP, SwapSpace};
 
-/// Where guests run.
+/// Verdict: the host on which guests run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     /// Here.
@@ -84,7 +84,7 @@ fn has_vmx_or_svm(facts: &Facts) -> bool {
         .any(|flag| facts.cpu_flags.contains(*flag))
 }
 
-/// A /dev/kvm that is not the processor's own virtualization.
+/// Returns whether /dev/kvm is not the processor's own virtualization.
 fn is_software_kvm(facts: &Facts) -> bool {
     matches!(facts.kvm, Kvm::Usable { .. }) && !has_vmx_or_svm(facts)
 }
@@ -147,7 +147,8 @@ fn virtualization(facts: &Facts) -> Finding {
     }
 }
 
-/// What to do about a module of KVM, of which none loads without virtualization by the processor.
+/// Returns the advice about a module of KVM, of which none loads without virtualization by the
+/// processor.
 fn module_advice(facts: &Facts, next: &'static str) -> &'static str {
     match has_vmx_or_svm(facts) {
         true => next,
@@ -232,7 +233,8 @@ fn posted_interrupts(facts: &Facts) -> Finding {
     }
 }
 
-/// Of an assigned device: the processor's own way, or `exitless-hv`'s.
+/// Returns the finding about interrupts of an assigned device: the processor's own way, or
+/// `exitless-hv`'s.
 fn exitless_interrupts(facts: &Facts) -> Finding {
     let has_svm = facts.cpu_flags.contains("svm");
     let (state, value) = match facts.posted_interrupts {

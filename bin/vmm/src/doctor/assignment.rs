@@ -1,7 +1,7 @@
 //! Devices that guests can be given: the IOMMU, VFIO, and each device with what it lacks.
 //!
-//! [`Assignment::probe`] reads sysfs, /dev/vfio and this process's limits below a root folder;
-//! the rest judges without a look at the machine. Nothing is bound or opened for a device.
+//! [`Assignment::probe`] reads sysfs, /dev/vfio and this process's limits below a root folder; the
+//! rest judges without access to the machine. Nothing is bound or opened for a device.
 
 mod class;
 mod sysfs;
@@ -43,7 +43,7 @@ pub struct Assignment {
     pub user: u32,
 }
 
-/// Devices that the IOMMU cannot tell apart.
+/// Devices that the IOMMU cannot distinguish.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Group {
     /// Its number.
@@ -64,7 +64,7 @@ pub struct Device {
 }
 
 impl Device {
-    /// Reason why no driver of VFIO's takes it.
+    /// Returns the reason why no driver of VFIO's takes it.
     fn unfit(&self) -> Option<&'static str> {
         match (self.host.vendor, self.host.class >> 16) {
             (0, _) => Some("no PCI device, which stays with the host"),
@@ -118,7 +118,7 @@ struct DeviceReport {
 }
 
 impl Assignment {
-    /// The devices of each group, judged.
+    /// Returns the devices of each group, judged.
     pub fn reports(&self) -> Vec<GroupReport> {
         let report = |group: &Group| GroupReport {
             id: group.id,
@@ -143,7 +143,8 @@ impl Assignment {
         }
     }
 
-    /// Reason why this device of `group` cannot be assigned now, and the commands against it.
+    /// Returns the reason why this device of `group` cannot be assigned now, and the commands
+    /// against it.
     fn obstacle(&self, group: &Group, device: &Device) -> Option<(String, Vec<String>)> {
         if let Some(unfit) = device.unfit() {
             return Some((unfit.into(), Vec::new()));
@@ -247,7 +248,7 @@ impl Assignment {
         }
     }
 
-    /// Of a host with so many groups.
+    /// Returns the finding of a host with so many groups.
     fn vfio(&self, count: usize) -> (State, String, &'static str) {
         let reports = self.reports();
         let devices = reports.iter().flat_map(|group| &group.devices);
@@ -342,7 +343,7 @@ impl Assignment {
     }
 }
 
-/// Devices by group, for people; nothing without a group.
+/// Returns the devices by group, for people; nothing without a group.
 pub fn table(groups: &[GroupReport]) -> String {
     let mut out = String::new();
     if groups.is_empty() {
@@ -383,7 +384,7 @@ pub fn table(groups: &[GroupReport]) -> String {
     out
 }
 
-/// Devices by group, for programs.
+/// Returns the devices by group, for programs.
 pub fn json(groups: &[GroupReport]) -> serde_json::Value {
     let device = |report: &DeviceReport| {
         let host = &report.device.host;

@@ -25,7 +25,7 @@ pub struct Facts {
     pub assignment: Assignment,
     /// userfaultfd.
     pub userfaultfd: Userfaultfd,
-    /// What `run --resident` needs, if it was looked at.
+    /// Facts that `run --resident` needs, if they were collected.
     pub resident: Option<Host>,
     /// Huge pages and memory.
     pub memory: Memory,

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 pub struct Release(pub u32, pub u32);
 
 impl Release {
-    /// `6.1.0-56-cloud-amd64` → 6.1.
+    /// Parses a release: `6.1.0-56-cloud-amd64` → 6.1.
     pub fn parse(text: &str) -> Self {
         let mut numbers = text.split(|c: char| !c.is_ascii_digit()).map(str::parse);
         match (numbers.next(), numbers.next()) {
@@ -17,7 +17,7 @@ impl Release {
     }
 }
 
-/// The flags of the first processor in /proc/cpuinfo.
+/// Returns the flags of the first processor in /proc/cpuinfo.
 pub fn cpu_flags(cpuinfo: &str) -> BTreeSet<String> {
     let line = cpuinfo.lines().find(|line| line.starts_with("flags"));
     let flags = line
@@ -34,7 +34,7 @@ pub fn cpu_count(cpuinfo: &str) -> usize {
         .count()
 }
 
-/// The number of a key in /proc/meminfo (kB for most).
+/// Returns the number of a key in /proc/meminfo (kB for most).
 pub fn meminfo(text: &str, key: &str) -> u64 {
     let line = text
         .lines()
@@ -43,12 +43,12 @@ pub fn meminfo(text: &str, key: &str) -> u64 {
         .unwrap_or(0)
 }
 
-/// A module's boolean parameter: `Y`, `N`, `1`, `0`; -1 (automatic) counts as off.
+/// Returns a module's boolean parameter: `Y`, `N`, `1`, `0`; -1 (automatic) counts as off.
 pub fn switch(text: &str) -> bool {
     matches!(text.trim(), "Y" | "y" | "1")
 }
 
-/// Whether /proc/self/status says that this capability is effective.
+/// Returns whether /proc/self/status says that this capability is effective.
 pub fn has_capability(status: &str, number: u32) -> bool {
     let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     let bits = line

@@ -1,6 +1,6 @@
-//! A line of the report: one thing that was looked at, and its quality.
+//! A line of the report: a property of the host that was checked, and its quality.
 
-/// Quality of something that was looked at.
+/// Quality of a property that was checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
     /// Nothing to wish for.
@@ -11,7 +11,7 @@ pub enum State {
     Missing,
 }
 
-/// One thing looked at.
+/// A property that was checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
     /// Name in JSON; does not change.

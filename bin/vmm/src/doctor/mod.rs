@@ -1,8 +1,8 @@
-//! `doctor`: what this host offers to virtual machines, why it matters, what to do next.
+//! `doctor`: facilities of this host for virtual machines, why they matter, what to do next.
 //!
-//! `probe` collects `Facts` from files and a few harmless system calls; `assess`
-//! turns facts into findings and a verdict without looking at the machine again, so that tests can
-//! feed it the facts of machines they do not have. Changes nothing on the host.
+//! `probe` collects `Facts` from files and a few harmless system calls; `assess` turns facts into
+//! findings and a verdict without access to the machine, so that tests can give it the facts of
+//! machines that they do not have. Changes nothing on the host.
 //!
 //! A program may add another host, on which guests run where they do not on this one.
 //!

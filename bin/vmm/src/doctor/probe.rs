@@ -1,4 +1,4 @@
-//! Collects the facts of this machine. Whatever cannot be read counts as absent.
+//! Collects the facts of this machine. A fact that cannot be read counts as absent.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -25,7 +25,7 @@ const KVM_CAPS: &[(u64, &str)] = &[
 const CAP_NET_ADMIN: u32 = 12;
 const CAP_SYS_PTRACE: u32 = 19;
 
-/// The facts of this machine.
+/// Returns the facts of this machine.
 pub fn facts() -> Facts {
     let cpuinfo = text("/proc/cpuinfo");
     let status = text("/proc/self/status");
@@ -75,7 +75,7 @@ fn kvm() -> Kvm {
     }
 }
 
-/// Nested paging and posted interrupts of the KVM module in use.
+/// Returns nested paging and posted interrupts of the KVM module in use.
 fn kvm_module() -> (Option<bool>, Option<bool>) {
     for (paging, posted) in [
         ("kvm_amd/parameters/npt", "kvm_amd/parameters/avic"),

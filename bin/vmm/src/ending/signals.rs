@@ -1,8 +1,8 @@
-//! Signals, heard by a thread that waits for nothing else.
+//! Signals, taken by a thread that waits for nothing else.
 //!
 //! They are blocked in every thread and taken by this one, which touches no guest's memory, no disk
-//! and no terminal output: whatever the rest of the process waits for, a signal is heard. What the
-//! signals that end come to, one after another:
+//! and no terminal output: it takes a signal whatever the rest of the process waits for. The
+//! effects of the signals that end, one after another:
 //!
 //! | | SIGINT, SIGTERM, SIGHUP | SIGQUIT |
 //! |---|---|---|
@@ -10,8 +10,8 @@
 //! | next, or the grace is over; first, where there is none | [`Asked::End`]: an end in order | [`Asked::End`] |
 //! | during the end | the process ends where it is ([`leave`]), with a status of its own | the same |
 //!
-//! After [`next_ends_at_once`] any does the last: the user has been notified what the end waits
-//! for.
+//! After [`next_ends_at_once`] any signal does the last: the user has been notified what the end
+//! waits for.
 //!
 //! A sender may send twice at one go (timeout(1) signals its child and then the group that the
 //! child is in), so what comes within [`ONE_REQUEST`] of a signal that changed something is the
@@ -44,7 +44,7 @@ const ORDERLY: [libc::c_int; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, li
 /// Signals within this time are one request.
 pub const ONE_REQUEST: Duration = Duration::from_millis(200);
 
-/// What a signal asks for.
+/// Request of a signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Asked {
     /// Ask the guest to power off; the signal's number.
@@ -58,8 +58,8 @@ pub enum Asked {
 /// The first signal that has asked for the end; 0: none.
 static END_ASKED_BY: AtomicI32 = AtomicI32::new(0);
 
-/// The first signal that has asked for the end, if one has: for those who wait for something before
-/// anybody takes what [`listen`](Signals::listen) reports. One that was blocked before this program
+/// Returns the first signal that has asked for the end, if one has. For waits that begin before the
+/// reports of [`listen`](Signals::listen) are taken. A signal that was blocked before this program
 /// began, and is pending since, counts as well.
 pub fn end_asked_by() -> Option<i32> {
     match END_ASKED_BY.load(Ordering::SeqCst) {
@@ -68,12 +68,12 @@ pub fn end_asked_by() -> Option<i32> {
     }
 }
 
-/// Whether a signal has asked for the end.
+/// Returns whether a signal has asked for the end.
 pub fn is_end_asked() -> bool {
     end_asked_by().is_some()
 }
 
-/// A signal that ends, blocked and not taken.
+/// Returns a signal that ends, blocked and not taken.
 fn pending() -> Option<i32> {
     let mut set = MaybeUninit::uninit();
     // SAFETY: sigpending initialises the set when it answers 0; the numbers are valid.
@@ -90,13 +90,13 @@ fn pending() -> Option<i32> {
 /// The next signal that ends does so at once, be it the first.
 static ENDS_AT_ONCE: AtomicBool = AtomicBool::new(false);
 
-/// From now on the first signal that ends does so at once. SeqCst, as everything here: once in a
+/// Has the first signal that ends do so at once, from now on. SeqCst, as everything here: once in a
 /// process's life.
 pub fn next_ends_at_once() {
     ENDS_AT_ONCE.store(true, Ordering::SeqCst);
 }
 
-/// A descriptor that becomes readable when one of the set is pending.
+/// Returns a descriptor that becomes readable when one of the set is pending.
 fn signalfd(set: &libc::sigset_t) -> io::Result<OwnedFd> {
     // SAFETY: a valid set; -1 asks for a new descriptor.
     let fd = unsafe { libc::signalfd(-1, set, libc::SFD_CLOEXEC) };
@@ -107,7 +107,7 @@ fn signalfd(set: &libc::sigset_t) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Whether the host has descriptors for signals.
+/// Checks that the host has descriptors for signals.
 ///
 /// # Errors
 /// Its answer.
@@ -199,7 +199,7 @@ impl Signals {
         Ok(Listener { stop, thread })
     }
 
-    /// The next signal, unless the end of listening or the deadline comes first.
+    /// Returns the next signal, unless the end of listening or the deadline comes first.
     fn wait(&self, stop: &EventFd, deadline: Option<Instant>) -> Heard {
         let timeout = deadline.map_or(-1, |deadline| {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -232,7 +232,7 @@ impl Signals {
     }
 }
 
-/// What the thread wakes for.
+/// Reason for which the thread wakes.
 enum Heard {
     Signal(libc::c_int),
     Stop,

@@ -2,13 +2,13 @@
 //!
 //! A request that the kernel holds (a file of a FUSE or network file system whose server does not
 //! answer, a suspended device-mapper target) cannot be taken back, and an end in order waits for
-//! it: what the guest was told is written is then written. It is said which disk that is, so that
-//! whoever waits can mend it, or send another signal.
+//! it: a write that was acknowledged to the guest is then on the disk. A message names the disk, so
+//! that the user can mend it, or send another signal.
 //!
-//! A process that leaves with such a request is gone for everybody but the kernel, which may keep
-//! what is left of it until the request ends, and its files with it: waits for a suspended device,
-//! and for a FUSE server that has a buffered write or an fsync in hand, are not ended by any
-//! signal, SIGKILL included. Reads through the page cache and direct I/O are let go.
+//! A process that leaves with such a request is gone for all but the kernel. The kernel may keep
+//! the rest of the process, and its files with it, until the request ends: no signal, SIGKILL
+//! included, ends a wait for a suspended device, or for a FUSE server that has a buffered write or
+//! an fsync in hand. Reads through the page cache and direct I/O do not keep the process.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -19,10 +19,10 @@ use super::signals;
 use super::{LOOK, STATUS_AT_ONCE};
 use crate::messages::say;
 
-/// How long storage may take before it is named, and how long until it is named again.
+/// Time that storage may take before it is named, and the time until it is named again.
 const NAMED_AFTER: Duration = Duration::from_secs(1);
 const NAMED_AGAIN: Duration = Duration::from_secs(30);
-/// Names of disks whose end is awaited, by whatever tells them apart.
+/// Names of disks whose end is awaited, by a key of the caller's.
 pub type Names<K> = BTreeMap<K, String>;
 
 /// Waits until everything in `names` has come out of `ended`, each by `take`, which answers its
@@ -83,7 +83,7 @@ impl Dropping {
         self.names.insert(number, name);
         let close = move || {
             drop(what);
-            // Nobody may be waiting any more.
+            // The receiver may have stopped waiting.
             let _ = tell.send(number);
         };
         // Without a thread it is dropped with the closure, here.
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_dropped_elsewhere_has_been_dropped_after_the_wait() {
+    fn wait_returns_after_values_dropped_on_other_threads() {
         let shared = std::sync::Arc::new(());
         let mut dropping = Dropping::default();
         for number in 0..3 {

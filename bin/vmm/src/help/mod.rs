@@ -26,7 +26,7 @@ pub use roff::page as manual;
 /// one.
 const UNBROKEN: char = '\u{a0}';
 
-/// The command with verbatim blocks that are not wrapped, here and in all subcommands. For
+/// Returns the command with verbatim blocks that are not wrapped, here and in all subcommands. For
 /// [`print()`].
 pub fn unbroken(command: Command) -> Command {
     let kept = |text: &StyledStr| keep_blanks(&text.to_string());
@@ -50,7 +50,7 @@ fn keep_blanks(text: &str) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// A rendered help or message as it is to be printed.
+/// Returns a rendered help or message as it is to be printed.
 pub fn printable(text: &str) -> String {
     text.replace(UNBROKEN, " ")
 }

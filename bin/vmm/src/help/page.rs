@@ -1,4 +1,4 @@
-//! The plain form of what stands behind a command's options.
+//! Plain form of the text behind a command's options.
 //!
 //! ```text
 //! A paragraph is one line, however long.
@@ -24,7 +24,7 @@ pub const HEADINGS: [&str; 6] = [
 /// A part of a page.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Section {
-    /// One of [`HEADINGS`]; empty for what stands before the first.
+    /// One of [`HEADINGS`]; empty for the text before the first.
     pub heading: &'static str,
     /// The blocks below it.
     pub blocks: Vec<Block>,
@@ -35,13 +35,13 @@ pub struct Section {
 pub enum Block {
     /// To be filled.
     Paragraph(String),
-    /// A term and what is said of it.
+    /// A term and its description.
     Entry(String, String),
     /// Lines to be kept as they are, without their common indentation.
     Verbatim(Vec<String>),
 }
 
-/// Whether a line is to be kept as it is.
+/// Returns whether a line is to be kept as it is.
 pub fn is_verbatim(line: &str) -> bool {
     line.starts_with("    ") && !line.trim().is_empty()
 }

@@ -128,7 +128,7 @@ fn shown_args(command: &Command) -> Vec<&Arg> {
     args
 }
 
-/// The names of an option's value.
+/// Returns the names of an option's value.
 fn value(arg: &Arg) -> Option<String> {
     let takes = matches!(arg.get_action(), ArgAction::Set | ArgAction::Append);
     let names = arg.get_value_names().filter(|_| takes)?;
@@ -223,7 +223,7 @@ fn options(out: &mut String, command: &Command) -> std::fmt::Result {
     Ok(())
 }
 
-/// Text below a tag: its first paragraph is there, others are indented like it.
+/// Writes the text below a tag: its first paragraph is there, others are indented like it.
 fn indented(out: &mut String, text: &str) -> std::fmt::Result {
     let sections = page::sections(text);
     let all = sections.iter().flat_map(|section| &section.blocks);
@@ -269,7 +269,8 @@ fn verbatim(out: &mut String, lines: &[String]) -> std::fmt::Result {
     Ok(())
 }
 
-/// A paragraph, in which a long word (a path, a list of names) may be broken behind its separators.
+/// Returns a paragraph, in which a long word (a path, a list of names) may be broken behind its
+/// separators.
 fn filled(text: &str) -> String {
     /// Letters of a word that fits any terminal.
     const SHORT: usize = 30;
@@ -286,8 +287,8 @@ fn filled(text: &str) -> String {
     text.replace(" \\&", " ")
 }
 
-/// One line of text, in which nothing is a request or an escape, and quotes and dashes are those of
-/// a keyboard.
+/// Returns one line of text, in which nothing is a request or an escape, and quotes and dashes are
+/// those of a keyboard.
 fn line(text: &str) -> String {
     let mut out = String::new();
     if text.starts_with(['.', '\'']) {

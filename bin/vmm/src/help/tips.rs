@@ -42,7 +42,8 @@ fn drop_hidden(error: &mut clap::Error, command: &Command, args: &[String]) {
     }
 }
 
-/// Names of hidden subcommands, and of hidden options of the subcommand that `args` call.
+/// Returns the names of hidden subcommands, and of hidden options of the subcommand that `args`
+/// call.
 fn hidden_names(command: &Command, args: &[String]) -> std::collections::HashSet<String> {
     let called = args.iter().find_map(|word| command.find_subcommand(word));
     let options = called.unwrap_or(command).get_arguments();
@@ -53,7 +54,7 @@ fn hidden_names(command: &Command, args: &[String]) -> std::collections::HashSet
     options.chain(subcommands).map(str::to_owned).collect()
 }
 
-/// The right form of a command such as `exitless-lab lab doctor`.
+/// Returns the right form of a command such as `exitless-lab lab doctor`.
 fn separator(command: &Command, args: &[String]) -> Option<String> {
     command.find_subcommand("lab")?;
     let at = args.iter().position(|word| word == "lab")?;
@@ -77,7 +78,7 @@ fn separator(command: &Command, args: &[String]) -> Option<String> {
     ))
 }
 
-/// A word as a shell takes it.
+/// Returns a word, quoted as a shell takes it.
 fn quoted(word: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-+:@%=,".contains(c);
     match !word.is_empty() && word.chars().all(is_plain) {

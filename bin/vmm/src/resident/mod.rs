@@ -1,11 +1,11 @@
-//! What `run --resident` needs of the host, whose `run` refuses to start without it and whose
-//! `doctor` shows it.
+//! The host's requirements for `run --resident`: `run` refuses to start without them, and `doctor`
+//! shows them.
 //!
-//! [`Host::probe`] looks: at what the kernel does ([`uffd::probe`]), at whether shared memory may
-//! come in huge pages, and at whether the host pages by itself. What follows is decided without
-//! another look, so that tests can have hosts that they do not run on.
+//! [`Host::probe`] collects the facts: what the kernel does ([`uffd::probe`]), whether shared
+//! memory may come in huge pages, and whether the host pages by itself. All else is decided from
+//! these facts alone, so that tests can have hosts that they do not run on.
 //!
-//! That the swap store's file system has direct I/O is found out when the store is opened.
+//! The open of the swap store finds out whether its file system has direct I/O.
 
 mod swap_space;
 
@@ -13,7 +13,7 @@ use uffd::probe::{Facts, Lack, NO_HUGE_PAGES};
 
 pub use swap_space::{SwapSpace, cgroups};
 
-/// What was found.
+/// Facts about a host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Host {
     /// The kernel, tried out.
@@ -25,7 +25,7 @@ pub struct Host {
 }
 
 impl Host {
-    /// Looks at this host. Changes nothing.
+    /// Probes this host. Changes nothing.
     pub fn probe() -> Self {
         let thp = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
         let thp = std::fs::read_to_string(thp).unwrap_or_default();
@@ -36,7 +36,7 @@ impl Host {
         }
     }
 
-    /// What is lacking, the most fundamental first. None: a guest's pages can come and go.
+    /// Returns what is lacking, the most fundamental first. Empty: a guest's pages can come and go.
     pub fn lacks(&self) -> Vec<Lack> {
         let mut lacks: Vec<Lack> = self.kernel.lacks().cloned().collect();
         // Under these a page that is written through the memory file may come with 511 others,
@@ -55,13 +55,13 @@ impl Host {
         lacks
     }
 
-    /// Why no guest can be started so, in one line.
+    /// Returns the reason why no guest can be started so, in one line.
     pub fn refusal(&self) -> Option<String> {
         let lacks: Vec<String> = self.lacks().iter().map(Lack::to_string).collect();
         (!lacks.is_empty()).then(|| lacks.join("; "))
     }
 
-    /// What the user of a guest should know, in one line.
+    /// Returns a warning for the user of a guest, in one line.
     pub fn warning(&self) -> Option<String> {
         let SwapSpace::Used { mib } = self.swap_space else {
             return None;
@@ -72,10 +72,10 @@ impl Host {
     }
 }
 
-/// How the host's swap space is kept from a guest.
+/// Advice that keeps the host's swap space from a guest.
 pub const NO_HOST_SWAP: &str = "swapoff -a, or start it by systemd-run --scope -p MemorySwapMax=0";
 
-/// The word in brackets: `always [never]` → `never`.
+/// Returns the word in brackets: `always [never]` → `never`.
 pub fn chosen(text: &str) -> &str {
     let inside = text
         .split_once('[')
@@ -89,7 +89,7 @@ pub mod testing {
     use super::*;
     use uffd::probe::PagemapScan;
 
-    /// One that has everything.
+    /// Returns a host that has everything.
     pub fn complete() -> Host {
         Host {
             kernel: Facts {
@@ -105,7 +105,7 @@ pub mod testing {
         }
     }
 
-    /// Something that is lacking.
+    /// Returns something that is lacking.
     pub fn lack(what: &str, remedy: &'static str) -> Lack {
         Lack {
             what: what.into(),

@@ -1,4 +1,4 @@
-//! Whether the host swaps, and whether it may do so with this process's memory: /proc/swaps and
+//! Swap space of the host, and whether it may be used for this process's memory: /proc/swaps and
 //! `memory.swap.max` of cgroup 2.
 //!
 //! A memory file is swapped as anonymous memory is. That costs time, not data: a page that the host
@@ -25,7 +25,7 @@ pub enum SwapSpace {
 }
 
 impl SwapSpace {
-    /// This host's. What cannot be read forbids nothing.
+    /// Reads this host's. A file that cannot be read forbids nothing.
     pub fn probe() -> Self {
         let text = |path: &str| fs::read_to_string(path).unwrap_or_default();
         let read = |cgroup: &PathBuf| fs::read_to_string(cgroup.join("memory.swap.max")).ok();
@@ -42,7 +42,7 @@ impl SwapSpace {
     }
 }
 
-/// All areas of /proc/swaps, rounded up.
+/// Returns the MiB of all areas of /proc/swaps, rounded up.
 fn swap_mib(swaps: &str) -> u64 {
     // Filename, type, size in KiB, ...; the first line says so.
     let sizes = swaps.lines().skip(1).filter_map(|line| {
@@ -52,7 +52,8 @@ fn swap_mib(swaps: &str) -> u64 {
     sizes.fold(0, u64::saturating_add).div_ceil(1024)
 }
 
-/// The directories of this process's cgroup 2 and of those above it, as far as they can be seen.
+/// Returns the directories of this process's cgroup 2 and of those above it, as far as they can be
+/// seen.
 pub fn cgroups() -> Vec<PathBuf> {
     let text = |path: &str| fs::read_to_string(path).unwrap_or_default();
     cgroups_of(&text("/proc/self/cgroup"), &text("/proc/self/mountinfo"))
@@ -73,7 +74,7 @@ fn cgroups_of(cgroup: &str, mountinfo: &str) -> Vec<PathBuf> {
     above.map(|cgroup| Path::new(point).join(cgroup)).collect()
 }
 
-/// Of a line of mountinfo that mounts cgroup 2: which of its directories, and where.
+/// Parses a line of mountinfo that mounts cgroup 2: which of its directories, and where.
 fn cgroup2(line: &str) -> Option<(&str, &str)> {
     let (mount, file_system) = line.split_once(" - ")?;
     let mut fields = mount.split(' ');

@@ -274,9 +274,9 @@ pub struct RunArgs {
     #[arg(long, value_name = "SIZE", default_value = "512M", long_help = MEMORY_HELP)]
     pub memory: String,
 
-    /// How much of that may be in memory at a time, as --memory is written; the rest is on disks
-    /// that hold the same, or in --swap. The guest needs no balloon and knows nothing of it. Needs
-    /// Linux 6.7 or newer on the host; `exitless doctor` says what else.
+    /// Size of the part of that which may be in memory at a time, as --memory is written; the rest
+    /// is on disks that hold the same, or in --swap. The guest needs no balloon and knows nothing
+    /// of it. Needs Linux 6.7 or newer on the host; `exitless doctor` says what else.
     #[arg(long, value_name = "SIZE")]
     pub resident: Option<String>,
 
@@ -350,7 +350,7 @@ pub struct RunArgs {
     #[arg(long, value_enum)]
     pub iommu_mode: Option<IommuModeArg>,
 
-    /// What the MAP requests of `--iommu virtio` bring about besides: gather=on|off,
+    /// Effects of the MAP requests of `--iommu virtio` besides the mappings: gather=on|off,
     /// populate=on|off, cache=on|off (see --help).
     #[arg(long, value_name = "populate=on,…", long_help = HINTS_HELP)]
     pub iommu_hints: Option<String>,
@@ -365,7 +365,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "LIST")]
     pub pin: Option<String>,
 
-    /// What an idle sidecore does, and the pager.
+    /// Policy of an idle sidecore, and of the idle pager.
     #[arg(long, value_enum, default_value_t = IdleArg::Adaptive)]
     pub idle: IdleArg,
 
@@ -397,7 +397,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "S", default_value_t = 90)]
     pub stop_timeout: u64,
 
-    /// What a guest that asks for a reset gets: its machine again, or the end of the run (status
+    /// Effect of a reset that the guest asks for: the machine starts again, or the run ends (status
     /// 3).
     #[arg(long, value_enum, default_value_t = RebootArg::Restart, long_help = REBOOT_HELP)]
     pub on_reboot: RebootArg,
@@ -422,18 +422,18 @@ pub struct RunArgs {
 /// `--preventer`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum PreventerArg {
-    /// What a vCPU is about to overwrite is not read.
+    /// Pages that a vCPU is about to overwrite are not read.
     On,
-    /// Nobody looks.
+    /// They are read.
     Off,
 }
 
 /// `--mapper`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum MapperArg {
-    /// Pages stand for blocks.
+    /// Pages may be backed by blocks of disks.
     On,
-    /// They do not.
+    /// They are not.
     Off,
 }
 
@@ -473,7 +473,7 @@ pub enum IdleArg {
 }
 
 impl IdleArg {
-    /// As the runtime knows it.
+    /// Returns the policy as the runtime knows it.
     pub fn policy(self) -> IdlePolicy {
         match self {
             Self::Poll => IdlePolicy::Poll,

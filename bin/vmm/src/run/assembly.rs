@@ -32,7 +32,7 @@ pub struct Assembly<'a> {
 }
 
 impl<'a> Assembly<'a> {
-    /// Of what `config` asks for. Files are taken out of it.
+    /// Creates the assembly that `config` asks for. Files are taken out of it.
     pub(super) fn new(
         composition: Arc<dyn Composition>,
         config: &'a mut Config,
@@ -72,7 +72,7 @@ impl<'a> Assembly<'a> {
         }
     }
 
-    /// The same over this memory.
+    /// Builds the same over this memory.
     ///
     /// # Errors
     /// Names what the host lacks or refuses.

@@ -33,8 +33,8 @@ use super::plugs::Plugs;
 use super::units::{self, UnitOptions};
 use crate::messages::say;
 
-/// How long a machine that is started again waits for its devices: the kernel may still be closing
-/// what the last one had open.
+/// Time that a machine that is started again waits for its devices: the kernel may still be closing
+/// those that the last one had open.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Limits of the host's IOMMU, as far as the guest's unit depends on them: what all containers of a
@@ -50,7 +50,7 @@ pub struct HostIommu {
 }
 
 impl HostIommu {
-    /// What all of these devices' containers have.
+    /// Returns the limits that all of these devices' containers have in common.
     fn of(devices: &[(DeviceConfig, Opened)]) -> Self {
         let infos = || devices.iter().map(|(_, opened)| &opened.info);
         let has = |bytes| infos().all(|info| info.has_page_size(bytes));
@@ -70,11 +70,12 @@ impl HostIommu {
 /// Devices of a machine that has been built.
 #[derive(Default)]
 pub struct Devices {
-    /// By number of function: the address on the host, and who follows a policy's file.
+    /// By number of function: its configuration, with the address on the host and the file of its
+    /// policy.
     pub numbers: Vec<(usize, DeviceConfig)>,
 }
 
-/// What shows a device's BARs to the guest. It goes when the device is ejected.
+/// Memory of a device's BARs, shown to the guest. It is dropped when the device is ejected.
 struct DeviceMemory {
     bars: BarMemory,
     /// KVM's knowledge of the group, where its DMA is not coherent with the processors' caches.
@@ -88,7 +89,7 @@ impl PlaceMemory for DeviceMemory {
 }
 
 impl Devices {
-    /// Numbers of functions, and addresses on the host.
+    /// Returns the numbers of functions, and addresses on the host.
     pub fn addresses(&self) -> Vec<(usize, String)> {
         let numbers = self.numbers.iter();
         numbers
@@ -163,7 +164,8 @@ fn open(address: &str, restarts: u64) -> Result<Opened> {
     }
 }
 
-/// Two devices of a group are in one container, and a guest may attach them to two domains.
+/// Refuses two devices of one group: they are in one container, and a guest may attach them to two
+/// domains.
 fn one_of_each_group(devices: &[(DeviceConfig, Opened)]) -> Result<()> {
     for (at, (config, opened)) in devices.iter().enumerate() {
         let others = &devices[..at];
@@ -207,7 +209,7 @@ fn add<F: Functions, M: PhysMem>(
     let name = format!("vfio-{}", config.address.trim_start_matches("0000:"));
     let calls = CallThread::start(&name, table).context("the thread of its container")?;
     let mut shadow = Shadow::new(source, limits, config.policy, reach.clone(), calls);
-    // A unit that is off, or none, tells nothing.
+    // A unit that is off, or none, reports nothing.
     shadow.look();
     let function = AssignedDevice::new(FunctionParts {
         source,
@@ -221,7 +223,7 @@ fn add<F: Functions, M: PhysMem>(
     plugs.add_assigned(function, memory, || assigned_unit(options, parts, host))
 }
 
-/// What the guest does not see of it, in the log.
+/// Logs the features of the device that the guest does not see.
 fn say_what_is_missing(opened: &Opened) {
     for what in opened.config.unsupported() {
         tracing::info!(device = %opened.address, "{what}");
@@ -234,7 +236,7 @@ fn say_what_is_missing(opened: &Opened) {
     }
 }
 
-/// Its BARs as memory slots, as far as they can be.
+/// Returns its BARs as memory slots, as far as they can be.
 fn bar_memory(opened: &Opened, parts: &Parts<'_>) -> Result<BarMemory> {
     let pieces = opened.slots().map(|(bar, bytes, offset)| {
         let len = bytes.end - bytes.start;

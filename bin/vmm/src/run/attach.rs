@@ -1,4 +1,4 @@
-//! What the machine's devices and IOMMU need from the machine, and what they give back.
+//! Interface between the builder of a machine and its devices and IOMMU.
 //!
 //! The builder calls `devices::attach` once, after KVM, RAM, interrupts and vCPU descriptors exist
 //! and before the kernel is loaded or any vCPU runs.
@@ -20,7 +20,7 @@ use pci::bus::PciBus;
 use platform::bus::BusDevice;
 use platform::power::{EjectSink, MarkerSink};
 
-/// What devices are built from.
+/// Parts of the machine from which devices are built.
 pub struct Parts<'a> {
     /// The machine.
     pub vm: &'a Arc<Vm>,
@@ -28,7 +28,7 @@ pub struct Parts<'a> {
     pub vcpus: &'a [BorrowedFd<'a>],
     /// Guest RAM; clone it to keep it.
     pub ram: &'a GuestRam,
-    /// What its memory slots show, region by region.
+    /// Mappings that its memory slots show, region by region.
     pub slots: &'a [Arc<SlotMapping>],
     /// Where interrupts go.
     pub msi: &'a Arc<KvmMsi>,
@@ -45,7 +45,7 @@ pub struct Parts<'a> {
 }
 
 impl Parts<'_> {
-    /// The machine's one reader of KVM's log of register writes.
+    /// Returns the machine's one reader of KVM's log of register writes.
     ///
     /// # Errors
     /// The kernel has none.
@@ -58,18 +58,18 @@ impl Parts<'_> {
     }
 }
 
-/// What devices give the machine.
+/// Parts that the devices add to the machine.
 #[derive(Default)]
 pub struct Attached {
-    /// What answers exits on the VT-d register pages, by their addresses.
+    /// Handlers of exits on the VT-d register pages, by their addresses.
     pub iommu_pages: Vec<(u64, Arc<dyn BusDevice>)>,
     /// ACPI tables that describe it to the guest, each complete.
     pub tables: Vec<Vec<u8>>,
-    /// Told of marker writes.
+    /// Receives marker writes.
     pub marker: Option<Arc<dyn MarkerSink>>,
     /// Functions that the guest may eject, if there are any.
     pub ejectable: Option<Ejectable>,
-    /// What runs beside the vCPUs.
+    /// Threads and state that run beside the vCPUs.
     pub running: Option<Box<dyn Running>>,
 }
 
@@ -81,20 +81,20 @@ pub struct Ejectable {
     pub sink: Arc<dyn EjectSink>,
 }
 
-/// Sidecores and whatever else runs beside the vCPUs.
+/// Sidecores, and all other threads beside the vCPUs.
 pub trait Running {
-    /// Memory has been loaded, and the first vCPU is about to run.
+    /// Called when memory has been loaded and the first vCPU is about to run.
     ///
     /// # Errors
     /// Nothing has been started.
     fn begin(&mut self) -> anyhow::Result<()>;
 
-    /// The machine has ended: no vCPU waits for a device from now on, and the devices begin to
-    /// stop. Does not wait.
+    /// Called when the machine has ended: no vCPU waits for a device from now on, and the devices
+    /// begin to stop. Does not wait.
     fn end(&mut self);
 
-    /// After [`end`](Self::end): waits for what is in flight, and says so if that takes long; stops
-    /// everything, after the last vCPU thread has returned; prints or writes what is left to
+    /// After [`end`](Self::end): waits for what is in flight, and reports that if it takes long;
+    /// stops everything, after the last vCPU thread has returned; prints or writes what is left to
     /// report. `look` is called now and then while it waits, and may end the process.
     fn stop(self: Box<Self>, look: &dyn Fn()) -> anyhow::Result<()>;
 }

@@ -1,12 +1,12 @@
-//! `--balloon`: memory that the guest is asked to do without. The request, checked; its thread.
+//! `--balloon`: memory that the guest is asked to give up. The request, checked; its thread.
 //!
 //! The device is a function like the others, under a unit of its own that translates nothing:
-//! Linux's driver knows no IOMMU. What becomes of pages that the guest gives is the memory's to say
+//! Linux's driver knows no IOMMU. The memory handles the pages that the guest gives
 //! ([`Memory::balloon`](super::memory::Memory::balloon)).
 //!
 //! One thread beside the owner asks the guest for statistics and, under `target=auto`, sets the
-//! target ([`auto`], from what [`host`] sees); another follows the file that a new target is read
-//! from.
+//! target ([`auto`], from what [`host`] sees); another follows the file from which a new target is
+//! read.
 
 mod auto;
 mod host;
@@ -30,7 +30,7 @@ use super::memory::{AskPager, OwnerHandle};
 use crate::values::keys::Keys;
 use crate::values::size;
 
-/// How a new target is read from a file, in messages.
+/// Name of the file from which a new target is read, in messages.
 const FILE: &str = "--balloon: file";
 
 /// A checked request.
@@ -46,16 +46,16 @@ pub struct BalloonSpec {
     period: Duration,
 }
 
-/// How much the guest is to do without.
+/// Size of the balloon.
 #[derive(Clone, Copy, Debug)]
 enum Target {
     /// So many pages.
     Pages(u32),
-    /// What is decided each time.
+    /// A number that is decided each time.
     Auto,
 }
 
-/// What a guest may be asked for.
+/// Bounds of a balloon's size.
 #[derive(Clone, Copy, Debug)]
 struct Limits {
     /// Bytes that it has.
@@ -65,7 +65,7 @@ struct Limits {
 }
 
 impl Limits {
-    /// Pages that it is to do without.
+    /// Returns the pages that it is to give up.
     fn pages(self, text: &str) -> Result<u32> {
         let bytes = size::bytes(text)?;
         let most = self.memory - self.least;
@@ -83,8 +83,8 @@ impl Limits {
 }
 
 impl Limits {
-    /// A guest that is asked for `target` pages, has given `actual`, and says that so many bytes
-    /// are available.
+    /// Returns a guest that is asked for `target` pages, has given `actual`, and says that so many
+    /// bytes are available.
     fn guest(self, target: u32, actual: u32, available: Option<u64>) -> GuestMemory {
         let pages = |bytes: u64| u32::try_from(bytes / PAGE_SIZE).unwrap_or(u32::MAX);
         GuestMemory {
@@ -101,7 +101,7 @@ impl BalloonSpec {
     /// Checks `--balloon` of a machine with so much memory, of which a guest keeps `least`.
     ///
     /// # Errors
-    /// What does not go together, or is no size.
+    /// Options that do not go together, or a text that is no size.
     pub fn check(args: &RunArgs, memory: u64, least: u64) -> Result<Option<Self>> {
         let Some(text) = &args.balloon else {
             return Ok(None);
@@ -142,7 +142,7 @@ impl BalloonSpec {
         }))
     }
 
-    /// The device of a guest with this memory, whose pages go to `io`.
+    /// Returns the device of a guest with this memory, whose pages go to `io`.
     pub fn device(&self, ram: &GuestRam, io: Box<dyn BalloonIo>) -> Result<Balloon> {
         let regions: Vec<_> = ram.regions().iter().map(|r| (r.gpa, r.len)).collect();
         let config = BalloonConfig {
@@ -158,8 +158,8 @@ impl BalloonSpec {
         Ok(balloon)
     }
 
-    /// What runs beside the owner of the balloon `watched`, whose memory has this pager, if it has
-    /// one.
+    /// Starts the thread beside the owner of the balloon `watched`. `pager` is that of its memory,
+    /// if it has one.
     pub fn start<F, M>(
         self,
         owner: OwnerHandle<F, M>,
@@ -202,7 +202,7 @@ impl BalloonSpec {
                 let Some((now, said)) = door.with(look) else {
                     break;
                 };
-                // What was said already says nothing of what has been given since.
+                // Figures that have been read before do not count the pages given since.
                 let is_new = std::mem::replace(&mut read_at, said.statistics.read_at_ns)
                     != said.statistics.read_at_ns;
                 let Target::Auto = target else {
@@ -230,15 +230,15 @@ impl BalloonSpec {
     }
 }
 
-/// A balloon by its number among the owner's functions, and what its guest said last: a driver that
-/// leaves, as when the guest powers off, leaves nothing behind.
+/// A balloon by its number among the owner's functions, and the last figures of its guest: a driver
+/// that leaves, as when the guest powers off, leaves none behind.
 #[derive(Clone, Debug)]
 pub struct Watched {
     number: usize,
     last: Arc<Mutex<Said>>,
 }
 
-/// What a guest has said of its memory.
+/// Figures of a guest about its memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Said {
     /// Pages in the balloon.
@@ -248,7 +248,7 @@ pub struct Said {
 }
 
 impl Watched {
-    /// Function number `number`.
+    /// Names function number `number`.
     pub fn new(number: usize) -> Self {
         Self {
             number,
@@ -256,7 +256,7 @@ impl Watched {
         }
     }
 
-    /// The balloon, on its owner's thread.
+    /// Returns the balloon, on its owner's thread.
     pub fn balloon<'a, F: Functions, M: PhysMem>(
         &self,
         owner: &'a mut Owner<F, M>,
@@ -264,7 +264,7 @@ impl Watched {
         balloon_of(owner, self.number)
     }
 
-    /// What the guest says, or said last if its driver has left.
+    /// Returns the guest's figures, or the last ones if its driver has left.
     pub fn said(&self, balloon: &Balloon) -> Said {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Said {
@@ -278,7 +278,7 @@ impl Watched {
     }
 }
 
-/// What runs beside the owner for a balloon.
+/// Thread of a balloon, beside the owner.
 pub struct Beside {
     stop: Sender<()>,
     thread: JoinHandle<()>,
@@ -309,7 +309,7 @@ impl<F, M> Clone for Door<F, M> {
 }
 
 impl<F: Functions, M: PhysMem + Send + 'static> Door<F, M> {
-    /// What `ask` answers on the owner's thread; `None` once that has ended.
+    /// Returns the answer of `ask` on the owner's thread; `None` once that has ended.
     fn with<R: Send + 'static>(
         &self,
         ask: impl FnOnce(&mut Balloon) -> R + Send + 'static,
@@ -321,7 +321,7 @@ impl<F: Functions, M: PhysMem + Send + 'static> Door<F, M> {
     }
 }
 
-/// The balloon that is function `number` of `owner`.
+/// Returns the balloon that is function `number` of `owner`.
 fn balloon_of<F: Functions, M: PhysMem>(
     owner: &mut Owner<F, M>,
     number: usize,

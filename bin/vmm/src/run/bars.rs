@@ -1,4 +1,4 @@
-//! Where BARs are when the guest starts: below 4 GiB, with a window beyond only in a machine that
+//! Places of BARs when the guest starts: below 4 GiB, with a window beyond only in a machine that
 //! needs it.
 
 use anyhow::bail;

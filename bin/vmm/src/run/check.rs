@@ -1,4 +1,4 @@
-//! `exitless run --check`: what a start would use, and whether it could.
+//! `exitless run --check`: the resources that a start would use, and whether it could.
 
 use std::fmt::Write;
 use std::sync::Arc;

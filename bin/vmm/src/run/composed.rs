@@ -135,5 +135,5 @@ macro_rules! functions {
 /// The owner of a machine's unit and functions, over its memory.
 pub type Owner<F, M> = machine::Owner<Units, F, M>;
 
-/// What other threads ask of it.
+/// Request of another thread to it.
 pub type Request<F, M> = machine::Request<Owner<F, M>>;

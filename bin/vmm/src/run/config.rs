@@ -1,4 +1,4 @@
-//! The request, checked: what the machine is built from.
+//! The checked request from which the machine is built.
 //!
 //! Nothing here starts anything; files are opened and kept open, so that what was checked is what
 //! is used.
@@ -32,7 +32,7 @@ const MAX_SIDECORES: usize = 16;
 /// Longest time a guest may be given to power off: a day.
 const MAX_STOP_TIMEOUT: u64 = 86_400;
 
-/// Where the serial console is.
+/// Place of the serial console.
 #[derive(Debug)]
 pub enum ConsoleConfig {
     /// Standard input and output.
@@ -51,14 +51,14 @@ pub struct PinPlan {
 }
 
 impl PinPlan {
-    /// Host CPU of a sidecore.
+    /// Returns the host CPU of a sidecore.
     pub fn sidecore(&self, index: usize) -> Option<usize> {
         self.cpus[..self.sidecores.min(self.cpus.len())]
             .get(index)
             .copied()
     }
 
-    /// Host CPU of a vCPU.
+    /// Returns the host CPU of a vCPU.
     pub fn vcpu(&self, index: usize) -> Option<usize> {
         self.cpus.get(self.sidecores + index).copied()
     }
@@ -77,7 +77,7 @@ pub struct Config {
     pub ram: RamConfig,
     /// Only some of it is in memory.
     pub swap: Option<SwapConfig>,
-    /// The guest may be asked to do without some of it.
+    /// The guest may be asked to give up some of it.
     pub balloon: Option<BalloonSpec>,
     /// vCPUs, 1 to 16.
     pub cpus: u8,
@@ -91,13 +91,13 @@ pub struct Config {
     pub rng: bool,
     /// The VT-d unit's register mode; `None` without an IOMMU.
     pub iommu: Remapping,
-    /// What the guest's MAP requests bring about besides.
+    /// Effects of the guest's MAP requests besides the mappings.
     pub hints: HintsConfig,
     /// Sidecores, 1 to 16.
     pub sidecores: usize,
     /// Host CPUs.
     pub pin: PinPlan,
-    /// What an idle sidecore does.
+    /// Policy of an idle sidecore.
     pub idle: IdleArg,
     /// Software KVM will do.
     pub any_kvm: bool,
@@ -107,16 +107,15 @@ pub struct Config {
     pub hides_paravirtual_features: bool,
     /// Where device data goes.
     pub dma: DmaArg,
-    /// How long an invalidation waits for a device.
+    /// Longest time that an invalidation waits for a device.
     pub drain_limit: Duration,
-    /// How long a sidecore may be silent.
+    /// Longest time without a sign of life of a sidecore.
     pub watchdog: Duration,
-    /// How long the guest may take to power off when a signal asks for it; nothing: it is not
-    /// asked.
+    /// Time that the guest has to power off when a signal asks for it; zero: it is not asked.
     pub stop_timeout: Duration,
-    /// What a guest that asks for a reset gets.
+    /// Effect of a reset that the guest asks for.
     pub on_reboot: RebootArg,
-    /// How often the machine has been started again.
+    /// Number of times that the machine has been started again.
     pub restarts: u64,
     /// It is only built, and not run.
     pub is_check: bool,
@@ -256,7 +255,7 @@ impl Config {
     }
 }
 
-/// What stands between the guest's devices and its memory.
+/// Kind of IOMMU between the guest's devices and its memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Remapping {
     /// Nothing.
@@ -267,7 +266,7 @@ pub enum Remapping {
     Virtio(RingMode),
 }
 
-/// How the guest reaches the registers of a VT-d unit.
+/// Access of the guest to the registers of a VT-d unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IommuMode {
     /// Every access exits to the sidecore: the reference.
@@ -278,17 +277,17 @@ pub enum IommuMode {
     Shared,
 }
 
-/// How the guest reaches a paravirtual unit.
+/// Access of the guest to a paravirtual unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RingMode {
-    /// A sidecore looks at its ring.
+    /// A sidecore polls its ring.
     Polled,
     /// Every request is kicked, and every kick exits: the reference.
     Trap,
 }
 
 impl Remapping {
-    /// What the flags ask for.
+    /// Returns the kind that the flags ask for.
     ///
     /// # Errors
     /// The mode is the other IOMMU's.
@@ -311,12 +310,12 @@ impl Remapping {
         })
     }
 
-    /// Whether there is something.
+    /// Returns whether there is something.
     pub fn is_there(self) -> bool {
         self != Self::None
     }
 
-    /// How the guest reaches the registers of VT-d units, if it has those.
+    /// Returns the way in which the guest reaches the registers of VT-d units, if it has those.
     pub fn vtd(self) -> Option<IommuMode> {
         match self {
             Self::Vtd(mode) => Some(mode),
@@ -324,7 +323,7 @@ impl Remapping {
         }
     }
 
-    /// Its name in reports.
+    /// Returns its name in reports.
     pub fn name(self) -> &'static str {
         match self {
             Self::None => "none",
@@ -337,8 +336,8 @@ impl Remapping {
     }
 }
 
-/// Refuses what does not go with a paravirtual IOMMU yet: whoever follows the mappings from
-/// outside.
+/// Refuses devices that do not work with a paravirtual IOMMU yet: those whose mappings the host's
+/// IOMMU or another process follows.
 fn check_paravirtual(args: &RunArgs, disks: &[Disk], nets: &[NetConfig]) -> anyhow::Result<()> {
     if args.iommu != IommuArg::Virtio {
         return Ok(());
@@ -355,7 +354,7 @@ fn check_paravirtual(args: &RunArgs, disks: &[Disk], nets: &[NetConfig]) -> anyh
     }
 }
 
-/// The options by which other processes serve devices.
+/// Returns the options by which other processes serve devices.
 fn remote_options<'a>(
     disks: &'a [Disk],
     nets: &'a [NetConfig],
@@ -499,7 +498,7 @@ fn try_cpu(cpu: usize) -> io::Result<()> {
         .unwrap_or_else(|_| Err(io::ErrorKind::Other.into()))
 }
 
-/// Whether the console's file could be had; it is neither made nor emptied.
+/// Checks that the console's file can be had; it is neither made nor emptied.
 fn try_console(text: &str) -> anyhow::Result<ConsoleConfig> {
     let path = Path::new(text);
     match text {
@@ -513,8 +512,8 @@ fn try_console(text: &str) -> anyhow::Result<ConsoleConfig> {
     Ok(ConsoleConfig::None)
 }
 
-/// The console's output starts a new file, and goes on in it when the machine has been started
-/// again.
+/// Opens the console. Its output starts a new file, and goes on in it when the machine has been
+/// started again.
 fn console(text: &str, goes_on: bool) -> anyhow::Result<ConsoleConfig> {
     match text {
         "stdio" => Ok(ConsoleConfig::Stdio),

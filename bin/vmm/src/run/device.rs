@@ -32,7 +32,7 @@ const FILE: &str = "--device: policy-file";
 /// Names of the policies.
 const POLICIES: [&str; 4] = ["strict", "async", "deferred", "optimistic"];
 
-/// Text of a policy with its bounds, for people.
+/// Returns the text of a policy with its bounds, for people.
 fn policy_text(policy: HostPolicy) -> String {
     let bounded = |entries: usize, time: &str| {
         let entries = counted(entries, "mapping");
@@ -217,8 +217,8 @@ impl DeviceConfig {
         line
     }
 
-    /// Gives `set` the policy that stands in the device's file, now and whenever it has been
-    /// written. A text that is no policy is reported, and changes nothing.
+    /// Gives `set` the policy in the device's file, now and whenever it has been written. A text
+    /// that is no policy is reported, and changes nothing.
     ///
     /// # Errors
     /// The file cannot be watched.
@@ -301,7 +301,7 @@ fn within(key: &str, number: u64, most: u64, unit: &str) -> Result<u64> {
     Ok(number)
 }
 
-/// A PCI address as sysfs writes it; domain 0 where none is given.
+/// Parses a PCI address as sysfs writes it; domain 0 where none is given.
 fn address(text: &str) -> Result<String> {
     let parsed = (|| {
         let (front, function) = text.rsplit_once('.')?;

@@ -51,9 +51,9 @@ const DISK_DEPTH: u32 = 256;
 /// Station address of the built-in responder: locally administered.
 const RESPONDER_MAC: [u8; 6] = [0x52, 0x54, 0, 0x65, 0x78, 0xfe];
 
-/// How long an invalidation waits for the server of a device behind the emulated IOMMU to forget
-/// it. Longer than a server takes that waits for its own requests (exitless serve: a second, and
-/// the device then needs a reset).
+/// Time that an invalidation waits until the server of a device behind the emulated IOMMU has
+/// dropped the mapping. Longer than a server takes that waits for its own requests (exitless serve:
+/// a second, and the device then needs a reset).
 const REMOTE_HOLD_LIMIT: Duration = Duration::from_secs(3);
 
 /// Maker of the functions that a program may have of its own, as functions of its set.
@@ -257,7 +257,7 @@ fn add_disks<F: Functions, M: Memory<F>>(
     Ok((names, forwarded))
 }
 
-/// Whether another process serves a device behind the emulated IOMMU.
+/// Returns whether another process serves a device behind the emulated IOMMU.
 fn has_remote_behind_iommu(config: &Config) -> bool {
     let is_remote = |disk: &Disk| matches!(disk, Disk::Remote(_));
     let has_remote =
@@ -335,14 +335,14 @@ where
         .context("starting the sidecore")
 }
 
-/// A sidecore that stops answering ends the machine before its guest spins into a panic (10 s in
-/// Linux).
+/// Starts the sidecore's monitor. A sidecore that stops answering ends the machine before its guest
+/// spins into a panic (10 s in Linux).
 fn monitor<F: Functions, M: PhysMem + Send>(
     core: &Sidecore<Owner<F, M>>,
     control: &Arc<Control>,
     limit: Duration,
 ) -> Result<Monitor> {
-    /// How long vCPUs may take to stop where they are.
+    /// Time that vCPUs have to stop where they are.
     const PATIENCE: Duration = Duration::from_millis(500);
     let control = control.clone();
     let monitor = Monitor::spawn(limit, move |stuck: &Stuck| {
@@ -354,7 +354,7 @@ fn monitor<F: Functions, M: PhysMem + Send>(
     Ok(monitor)
 }
 
-/// What runs beside the vCPUs.
+/// Threads and state that run beside the vCPUs.
 struct Devices<F: Functions, M: PhysMem + Send + 'static> {
     core: Sidecore<Owner<F, M>>,
     _monitor: Monitor,

@@ -16,7 +16,7 @@ use crate::values::block::{self, BlockSpec, all_but};
 use crate::values::keys::Keys;
 use crate::{image_format, image_lock, moved};
 
-/// What is in a disk's file.
+/// Format of a disk's file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     /// The disk's blocks, as they are.
@@ -38,7 +38,7 @@ pub struct DiskConfig {
     /// Open, for reading and (unless `read_only`) writing; with O_DIRECT if `direct`. Not locked by
     /// the check.
     pub file: File,
-    /// What is in it.
+    /// Its format.
     pub format: Format,
     /// The file is to be locked.
     pub locking: bool,
@@ -54,7 +54,7 @@ pub struct DiskConfig {
     pub queue_size: u16,
     /// Serial number, at most 20 bytes of ASCII.
     pub id: String,
-    /// How its device model is run, if that is a process of its own.
+    /// Settings of its device model's process, if it has one of its own.
     pub worker: Option<WorkerConfig>,
 }
 
@@ -168,10 +168,9 @@ impl DiskConfig {
         Ok(Self { file, ..self })
     }
 
-    /// Opens and locks the image that is in the file, with what stands behind it, for so many
-    /// requests at a time; `None` for a raw file. Its error does not name the file. It has threads,
-    /// so signals are to be blocked before; one that ends the machine ends a wait for a predecessor
-    /// as well.
+    /// Opens and locks the image in the file, with its backing files, for so many requests at a
+    /// time; `None` for a raw file. Its error does not name the file. It has threads, so signals
+    /// are to be blocked before; one that ends the machine ends a wait for a predecessor as well.
     pub fn open_image(&self, depth: u32) -> anyhow::Result<Option<ImageDisk>> {
         let Format::Qcow2 { backing, barriers } = self.format else {
             return Ok(None);
@@ -196,7 +195,7 @@ impl DiskConfig {
             .map_err(|error| image_lock::explain(error, &self.path))
     }
 
-    /// Device and inode: what tells whether two disks are one file.
+    /// Returns device and inode, which show whether two disks are one file.
     pub fn identity(&self) -> io::Result<(u64, u64)> {
         let meta = self.file.metadata()?;
         if meta.file_type().is_block_device() {
@@ -207,7 +206,7 @@ impl DiskConfig {
     }
 }
 
-/// What is said to be in the file.
+/// Returns the format that is given for the file.
 fn format(spec: &BlockSpec) -> anyhow::Result<Format> {
     match spec.format()? {
         None | Some(block::Format::Raw) => {

@@ -9,7 +9,7 @@ use super::remote_disk::RemoteDiskConfig;
 use super::worker::WorkerDisk;
 use crate::values::keys::Keys;
 
-/// A disk, by who serves it.
+/// A disk, by its server.
 #[derive(Debug)]
 pub enum Disk {
     /// We do, from a file.
@@ -92,7 +92,7 @@ fn check_remote(disk: &RemoteDiskConfig, before: &[Disk]) -> anyhow::Result<()> 
     Ok(())
 }
 
-/// Of each disk, whether it is in a file that this process reads and writes.
+/// Returns for each disk whether it is in a file that this process reads and writes.
 pub fn in_files(disks: &[Disk]) -> Vec<bool> {
     let is_in_file = |disk: &Disk| matches!(disk, Disk::File(file) if file.worker.is_none());
     disks.iter().map(is_in_file).collect()

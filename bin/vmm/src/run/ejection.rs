@@ -17,7 +17,7 @@ use super::composed::{Functions, Owner};
 use super::memory::OwnerHandle;
 use super::plugs::Plug;
 
-/// The assigned ones among `plugged`, which the guest may eject.
+/// Returns the assigned ones among `plugged`, which the guest may eject.
 pub fn ejectable<F: Functions, M: PhysMem + Send + 'static>(
     plugged: &[Plug],
     owner: &OwnerHandle<F, M>,

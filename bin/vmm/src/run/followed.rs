@@ -11,8 +11,8 @@ use rustix::fs::inotify;
 use crate::lacks;
 use crate::messages::say;
 
-/// Gives `set` what stands in `file` now, if it is there, and whenever it has been written. What
-/// `set` refuses is said, and changes nothing. `option` names the file in messages.
+/// Gives `set` the text of `file` now, if it is there, and whenever it has been written. A text
+/// that `set` refuses is reported, and changes nothing. `option` names the file in messages.
 pub fn follow(
     option: &'static str,
     file: PathBuf,
@@ -58,9 +58,9 @@ pub fn follow(
     Ok(())
 }
 
-/// What stands in the file; `None` if there is none, or nothing in it.
+/// Returns the text in the file; `None` if there is none, or nothing in it.
 fn read(file: &Path) -> Result<Option<String>> {
-    /// More than any size takes.
+    /// Most bytes that are read: more than any size takes.
     const MOST: u64 = 64;
     // A FIFO must not hold us up.
     let opened = File::options()

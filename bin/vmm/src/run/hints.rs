@@ -1,4 +1,4 @@
-//! `--iommu-hints`: what the MAP requests of a paravirtual IOMMU bring about beside their mappings.
+//! `--iommu-hints`: effects of the MAP requests of a paravirtual IOMMU beside their mappings.
 
 use std::sync::Arc;
 
@@ -24,11 +24,12 @@ pub struct HintsConfig {
 }
 
 impl HintsConfig {
-    /// What the flags ask for, of a machine whose pages come and go one by one if `pages_move`.
+    /// Returns the hints that the flags ask for, of a machine whose pages come and go one by one if
+    /// `pages_move`.
     ///
     /// # Errors
-    /// There is no IOMMU that is told of mappings; what is asked for does not go with memory of
-    /// which pages are absent.
+    /// The machine has no IOMMU that receives the guest's mappings; or a hint does not go with
+    /// memory of which pages are absent.
     pub fn check(args: &RunArgs, pages_move: bool) -> Result<Self> {
         let mut config = Self {
             gathers: args.iommu == IommuArg::Virtio && pages_move,
@@ -60,7 +61,7 @@ impl HintsConfig {
         Ok(config)
     }
 
-    /// The windows of this memory that may be populated, if any are to be.
+    /// Returns the windows of this memory that may be populated, if any are to be.
     pub fn windows(&self, ram: &GuestRam) -> Option<Arc<Windows>> {
         let regions = ram.regions().iter();
         let pieces = regions.map(|region| (region.gpa, region.len));

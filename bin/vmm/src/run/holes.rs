@@ -1,9 +1,9 @@
-//! Memory that is all here, under a balloon: pages that the guest does without are given back to
-//! the host.
+//! Memory that is all here, under a balloon: pages that the guest discards are given back to the
+//! host.
 //!
 //! A page goes from every mapping of it at once: the guest's, ours, and those of processes that
-//! serve `--disk socket=…`. Whoever reaches it next finds zeroes. A request of a disk that is under
-//! way with such a page keeps the one that it had, and what it reads into that is nobody's: a guest
+//! serve `--disk socket=…`. The next access, by any of them, finds zeroes. A disk's request that is
+//! under way with such a page keeps the old page, and what it reads into that page is lost: a guest
 //! that gives pages away while a disk reads into them has no claim to what was read.
 //!
 //! Where memory is populated ahead of devices, pages of the window that is being populated at that
@@ -30,7 +30,7 @@ pub struct Holes {
 }
 
 impl Holes {
-    /// Of this memory, of which assigned devices reach some.
+    /// Creates the handler of this memory, of which assigned devices reach some.
     pub fn new(ram: GuestRam, reach: Reach) -> Self {
         Self {
             ram,
@@ -40,7 +40,7 @@ impl Holes {
         }
     }
 
-    /// The same, of memory of which these windows are populated ahead.
+    /// Returns the same, of memory of which these windows are populated ahead.
     pub fn beside(self, windows: Option<Arc<Windows>>) -> Self {
         Self { windows, ..self }
     }
@@ -73,7 +73,7 @@ impl Holes {
         }
     }
 
-    /// Pages of a range of which devices reach some, one by one.
+    /// Discards pages of a range of which devices reach some, one by one.
     #[cold]
     fn discard_some(&mut self, range: &PageRange) {
         for page in 0..range.pages {
@@ -87,7 +87,7 @@ impl Holes {
     }
 }
 
-/// A range, cut where windows begin.
+/// Returns a range, cut where windows begin.
 fn in_windows(range: &PageRange) -> impl Iterator<Item = PageRange> + use<> {
     let mut left = *range;
     std::iter::from_fn(move || {
@@ -107,7 +107,7 @@ impl BalloonIo for Holes {
         Ok(())
     }
 
-    /// They come back by being reached.
+    /// Does nothing: pages come back at the next access.
     fn deflated(&mut self, _pages: &[PageRange]) {}
 
     fn reported(&mut self, pages: &[PageRange]) -> Result<(), Ticket> {
@@ -126,7 +126,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// Two regions, with a hole between them.
+    /// Returns two regions, with a hole between them.
     fn ram() -> GuestRam {
         let regions = [(Gpa::new(0), 2 * MIB), (Gpa::new(4 * MIB), 2 * MIB)];
         GuestRam::with_pages(&regions, guest_mem::HugePages::Never).expect("memory")
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_back_of_a_window_is_not_populated_again() {
+    fn window_with_discarded_pages_is_not_populated_again() {
         let ram = ram();
         let pieces = ram.regions().iter().map(|own| (own.gpa, own.len));
         let windows = Arc::new(Windows::new(pieces));

@@ -1,9 +1,9 @@
 //! DMA that the host's IOMMU has refused to assigned devices, as its kernel's log has it.
 //!
-//! A guest hears nothing of that: its unit never saw the access. So the host's faults are counted,
-//! for its owner. The log has ten lines in five seconds at most (a fault more is one
-//! `callbacks suppressed`), so the figure says whether there were any, and not how many. Who may
-//! not read the log (`kernel.dmesg_restrict`) has none.
+//! The guest is not notified of them: its unit never saw the access. The host's faults are counted
+//! instead, for the user of the machine. The log has ten lines in five seconds at most (one more
+//! fault leaves `callbacks suppressed`), so the count shows whether there were any, not their
+//! number. A process that may not read the log (`kernel.dmesg_restrict`) has no count.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -20,7 +20,7 @@ pub struct HostFaults {
 }
 
 impl HostFaults {
-    /// From now on; `None` for a process that may not read the log.
+    /// Opens the log, from now on; `None` for a process that may not read the log.
     pub fn open() -> Option<Self> {
         let opened = File::options()
             .read(true)
@@ -33,7 +33,7 @@ impl HostFaults {
         Some(Self { log: log.ok()? })
     }
 
-    /// Of the device of this address, such as `0000:00:04.0`.
+    /// Returns the faults of the device of this address, such as `0000:00:04.0`.
     pub fn of(&self, address: &str) -> u64 {
         let mut log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
         let (file, faults) = &mut *log;
@@ -63,7 +63,7 @@ impl HostFaults {
     }
 }
 
-/// The device of which a record tells a fault.
+/// Returns the device whose fault a record reports.
 fn device_of(record: &str) -> Option<&str> {
     let behind = if let Some((_, behind)) = record.split_once("DMAR: [DMA ") {
         behind.split_once("Request device [")?.1

@@ -1,4 +1,4 @@
-//! The machine as the ledger's source, the marker port as its pen, and the report at the end.
+//! Ledger of a machine: the source of its counts, its marker port, and the report at the end.
 
 use std::fs::{self, File};
 use std::io;
@@ -41,7 +41,7 @@ use platform::power::MarkerSink;
 /// `KVM_GET_STATS_FD`: `_IO(0xAE, 0xce)`.
 const KVM_GET_STATS_FD: u64 = 0xaece;
 
-/// Where a snapshot's parts come from.
+/// Source of the parts of a snapshot.
 pub struct LedgerSource<F, M> {
     stats: Vec<VcpuStats>,
     exits: ExitLedger,
@@ -54,7 +54,7 @@ pub struct LedgerSource<F, M> {
     forwarded: Vec<Arc<Places>>,
     /// Guest memory.
     ram: Vec<Range<u64>>,
-    /// How the pager stands, where there is one.
+    /// State of the pager, where there is one.
     pager: Option<AskPager>,
     /// The balloon, where there is one.
     balloon: Option<Watched>,
@@ -66,8 +66,8 @@ pub struct LedgerSource<F, M> {
 }
 
 impl<F, M> LedgerSource<F, M> {
-    /// A source over the machine's vCPUs and the owner behind `owner`. The doorbells at `forwarded`
-    /// are read by others, and counted by the kernel from the first mark on.
+    /// Creates a source over the machine's vCPUs and the owner behind `owner`. The doorbells at
+    /// `forwarded` are read by others, and counted by the kernel from the first mark on.
     pub fn new(
         parts: &Parts<'_>,
         owner: OwnerHandle<F, M>,
@@ -98,13 +98,13 @@ impl<F, M> LedgerSource<F, M> {
         })
     }
 
-    /// The same, of a machine whose units' register pages are these.
+    /// Returns the same, of a machine whose units' register pages are these.
     pub fn with_register_pages(mut self, pages: Range<u64>) -> Self {
         self.register_pages = pages;
         self
     }
 
-    /// The same, of a machine with these assigned devices: numbers of their functions, and
+    /// Returns the same, of a machine with these assigned devices: numbers of their functions, and
     /// addresses on the host.
     pub fn with_devices(mut self, devices: Vec<(usize, String)>) -> Self {
         if !devices.is_empty() {
@@ -114,7 +114,7 @@ impl<F, M> LedgerSource<F, M> {
         self
     }
 
-    /// The same, of a machine with this balloon, if it has one.
+    /// Returns the same, of a machine with this balloon, if it has one.
     pub fn with_balloon(mut self, balloon: Option<Watched>) -> Self {
         self.balloon = balloon;
         self
@@ -377,19 +377,19 @@ fn swap_counts(report: Report) -> SwapCounts {
     }
 }
 
-/// Page faults of the calling thread since it began: without I/O, and with.
+/// Returns the page faults of the calling thread since it began: without I/O, and with.
 fn faults_of_this_thread() -> (u64, u64) {
     // SAFETY: all zeroes are a value of this plain structure.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
-    // SAFETY: the call writes one structure to where it is told to.
+    // SAFETY: the call writes one structure, to the address given.
     let result = unsafe { libc::getrusage(libc::RUSAGE_THREAD, &mut usage) };
     assert_eq!(result, 0, "getrusage(2) fails for wrong arguments only");
     let count = |of| u64::try_from(of).unwrap_or(0);
     (count(usage.ru_minflt), count(usage.ru_majflt))
 }
 
-/// Major faults of this process's threads so far, but those of vCPUs: of what is not guest memory,
-/// since only vCPUs wait for that. Of threads that have ended none.
+/// Returns the major faults of this process's threads so far, but those of vCPUs: of what is not
+/// guest memory, since only vCPUs wait for that. Of threads that have ended none.
 fn major_faults() -> u64 {
     let Ok(tasks) = fs::read_dir("/proc/self/task") else {
         return 0;
@@ -400,7 +400,7 @@ fn major_faults() -> u64 {
     stats.filter_map(|stat| major_faults_of(&stat)).sum()
 }
 
-/// Of the thread whose `/proc/…/stat` this is: `None` of a vCPU's.
+/// Returns those of the thread whose `/proc/…/stat` this is: `None` of a vCPU's.
 fn major_faults_of(stat: &str) -> Option<u64> {
     /// Field 12, `majflt`; the name, which may hold anything, is field 2.
     const BEHIND_THE_NAME: usize = 12 - 3;
@@ -410,7 +410,7 @@ fn major_faults_of(stat: &str) -> Option<u64> {
     if is_vcpu { None } else { field.parse().ok() }
 }
 
-/// What the owner, its units and its functions have counted.
+/// Returns the counters of the owner, its units and its functions.
 pub(super) fn owner_counts<F: Functions, M: PhysMem>(owner: &mut Owner<F, M>) -> OwnerCounts {
     let totals = owner.totals();
     let mut counts = OwnerCounts::default();
@@ -430,7 +430,7 @@ pub(super) fn owner_counts<F: Functions, M: PhysMem>(owner: &mut Owner<F, M>) ->
     counts
 }
 
-/// An UNMAP is what an invalidation is elsewhere.
+/// Returns the counts of a paravirtual unit: an UNMAP counts as an invalidation.
 fn paravirtual_counts(unit: &PvIommu) -> OwnerCounts {
     let stats = unit.stats();
     OwnerCounts {
@@ -442,7 +442,7 @@ fn paravirtual_counts(unit: &PvIommu) -> OwnerCounts {
     }
 }
 
-/// The paravirtual unit of `owner`, if it has one.
+/// Returns the figures of the paravirtual unit of `owner`, if it has one.
 fn paravirtual_figures<F: Functions, M: PhysMem>(
     owner: &mut Owner<F, M>,
 ) -> Option<ParavirtualFigures> {
@@ -494,7 +494,7 @@ fn vtd_counts(port: &VtdPort) -> OwnerCounts {
     }
 }
 
-/// Where guest memory is.
+/// Returns the ranges of guest memory.
 fn ram_of(parts: &Parts<'_>) -> Vec<Range<u64>> {
     let start_and_end = |region: &Region| {
         let start = region.gpa.raw();
@@ -503,7 +503,7 @@ fn ram_of(parts: &Parts<'_>) -> Vec<Range<u64>> {
     parts.ram.regions().iter().map(start_and_end).collect()
 }
 
-/// Threads of this process that run vCPUs, by their names.
+/// Returns the threads of this process that run vCPUs, by their names.
 fn vcpu_threads() -> Vec<i32> {
     let Ok(tasks) = fs::read_dir("/proc/self/task") else {
         return Vec::new();
@@ -571,7 +571,7 @@ impl Reporter {
         }
     }
 
-    /// The same, with what the program's own parts have found.
+    /// Returns the same, with the findings of the program's own parts.
     pub fn with_findings(mut self, findings: Option<Findings>) -> Self {
         self.findings = findings;
         self

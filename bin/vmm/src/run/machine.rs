@@ -1,10 +1,10 @@
 //! The machine put together, one step per subsystem, run, and wound down.
 //!
 //! Everything up to the first vCPU thread may fail with "nothing started"; from then on every end
-//! is an [`End`]. Winding down: whatever a vCPU may wait for lets it go, the vCPUs return, the
-//! terminal is given back, the console's output is written, storage finishes what is in flight, the
-//! sidecore is joined. Each of these waits is bounded, or ended by a signal ([`crate::ending`]); a
-//! sidecore that stops answering ends all of them.
+//! is an [`End`]. Winding down: every wait of a vCPU is ended, the vCPUs return, the terminal is
+//! given back, the console's output is written, storage finishes what is in flight, the sidecore is
+//! joined. Each of these waits is bounded, or ended by a signal ([`crate::ending`]); a sidecore
+//! that stops answering ends all of them.
 
 use std::cell::OnceCell;
 use std::fs::File;
@@ -45,7 +45,7 @@ use crate::notify;
 use crate::terminal::input::{self, Keyboard};
 use crate::terminal::raw::RawMode;
 
-/// What becomes of the process when the machine has ended.
+/// Action of the process after the machine's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum After {
     /// It ends with this status.
@@ -54,7 +54,7 @@ pub enum After {
     Restart,
 }
 
-/// A machine that only has to be begun.
+/// A machine that is ready to begin.
 struct Built {
     vcpus: Vec<Vcpu>,
     attached: Attached,
@@ -131,7 +131,7 @@ pub fn run(mut config: Config, composition: &Arc<dyn MachineComposition>) -> any
         }
     };
     look();
-    // Whatever a vCPU may be waiting for lets it go: who reads the console, and the devices.
+    // Ends every wait of a vCPU: for the reader of the console, and for the devices.
     output.let_go();
     if let Some(running) = &mut attached.running {
         running.end();
@@ -299,7 +299,7 @@ fn abandon(end: &End, control: &Control, exits: &ExitLedger, msi: &KvmMsi) -> ! 
     ending::leave(status(end))
 }
 
-/// The vCPUs, and the bits of the physical addresses that they have.
+/// Creates the vCPUs. Returns them, and the bits of the physical addresses that they have.
 fn create_vcpus(kvm: &Kvm, vm: &Arc<Vm>, config: &Config) -> anyhow::Result<(Vec<Vcpu>, u8)> {
     let cpus = config.cpus;
     let mut supported = cpuid::supported(kvm)?;
@@ -318,7 +318,7 @@ fn create_vcpus(kvm: &Kvm, vm: &Arc<Vm>, config: &Config) -> anyhow::Result<(Vec
     Ok((vcpus, cpuid::physical_address_bits(&supported)))
 }
 
-/// From now on a signal presses the power button, once there is a guest to receive it, or ends the
+/// Has a signal press the power button from now on, once there is a guest to receive it, or end the
 /// machine.
 fn listen_to_signals(
     signals: Signals,
@@ -359,7 +359,7 @@ fn console_input(uart: Arc<Uart>, control: Arc<Control>) -> anyhow::Result<Optio
     Ok(raw)
 }
 
-/// Where console bytes go, and whether typing comes from standard input.
+/// Returns the sink of console bytes, and whether typing comes from standard input.
 fn console_output(config: &mut Config) -> anyhow::Result<(Sink, bool)> {
     let console = std::mem::replace(&mut config.console, ConsoleConfig::None);
     let on_stdio = matches!(console, ConsoleConfig::Stdio);
@@ -376,7 +376,7 @@ fn console_output(config: &mut Config) -> anyhow::Result<(Sink, bool)> {
     Ok((sink, on_stdio))
 }
 
-/// Who answers at which guest-physical address, and at which port.
+/// Builds the buses: the devices that decode each guest-physical address and each port.
 fn buses(
     attached: &Attached,
     pci: Arc<PciBus>,
@@ -448,8 +448,8 @@ fn start_vcpus(vcpus: Vec<Vcpu>, config: &Config, machine: &Machine) -> Vec<Join
     threads
 }
 
-/// A sidecore and a vCPU on one host CPU work, but steal each other's time; a second sidecore has
-/// nothing to do: say so.
+/// Warns about CPUs. A sidecore and a vCPU on one host CPU work, but steal each other's time; a
+/// second sidecore has nothing to do: say so.
 fn warn_about_cpus(config: &Config) {
     if config.sidecores > 1 {
         say!(
@@ -479,8 +479,8 @@ fn warn_about_cpus(config: &Config) {
     }
 }
 
-/// A guest that resets gets its machine back, unless the end was asked for: then that is why it
-/// ends.
+/// Returns the action after the end. A guest that resets gets its machine back, unless the end was
+/// asked for: then that is why it ends.
 fn after(end: &End, asked: Option<End>, on_reboot: RebootArg) -> After {
     match (end, on_reboot, asked) {
         (End::Reset, RebootArg::Restart, None) => After::Restart,
@@ -500,7 +500,7 @@ fn status(end: &End) -> u8 {
     }
 }
 
-/// Reason why the machine ended, and whether the user had asked for that.
+/// Returns the reason why the machine ended, and whether the user had asked for that.
 fn why(end: &End, asked: Option<End>) -> String {
     let asked = match asked {
         Some(End::Signal(signal)) => format!(", and signal {signal} had asked for the end"),
@@ -517,7 +517,7 @@ fn why(end: &End, asked: Option<End>) -> String {
     }
 }
 
-/// Why it ended, and how often vCPUs came to user space.
+/// Prints the reason of the end, and the number of the vCPUs' exits to user space.
 fn summary(why: &str, exits: &ExitLedger, msi: &KvmMsi) {
     let snapshot = exits.snapshot();
     let counts: Vec<_> = ExitCause::ALL

@@ -1,5 +1,5 @@
-//! Where a machine's memory is: all of it here, or some of it elsewhere. What the devices are built
-//! over.
+//! Place of a machine's memory: all of it here, or some of it elsewhere. The devices are built over
+//! it.
 
 use std::sync::Arc;
 
@@ -18,18 +18,18 @@ use kvm::control::Control;
 use sidecore::Handle;
 use swap::pager::Report;
 
-/// What others ask of the owner.
+/// Handle by which other threads send requests to the owner.
 pub type OwnerHandle<F, M> = Handle<Request<F, M>>;
 
 /// Memory, before devices are built over it, of a machine with functions of this set.
 pub trait Memory<F> {
-    /// How the owner reaches it.
+    /// Memory as the owner reaches it.
     type Ram: PhysMem + Send + 'static;
 
-    /// A handle for the owner.
+    /// Returns a handle for the owner.
     fn ram(&self) -> Self::Ram;
 
-    /// What stands between a disk and its file, where the memory has to know what the disk does.
+    /// Wraps a disk's file, where the memory has to follow the disk's I/O.
     fn disk(&mut self, io: Box<dyn BlockIo>, disk: &DiskConfig) -> Result<Box<dyn BlockIo>> {
         let _ = disk;
         Ok(io)
@@ -40,40 +40,40 @@ pub trait Memory<F> {
         None
     }
 
-    /// What becomes of pages that the guest does without, but for those that assigned devices
-    /// reach.
+    /// Returns the handler of pages that the guest discards through its balloon. Pages that
+    /// assigned devices reach stay.
     fn balloon(&self, reach: &Reach) -> Result<Box<dyn BalloonIo>>;
 
-    /// The owner runs: who moves pages, if anybody does.
+    /// Called when the owner runs. Returns the pager, if the memory has one.
     fn start(self, owner: OwnerHandle<F, Self::Ram>) -> Result<Option<Box<dyn Paging>>>;
 }
 
-/// How a pager stands.
+/// State of a pager.
 pub struct Standing {
     /// In numbers.
     pub report: Report,
-    /// Why it paused the machine the last time, as its user was told.
+    /// Reason of the last pause of the machine, in the words of the message to its user.
     pub pause_reason: Option<String>,
 }
 
 /// A question to the pager, which may have ended.
 pub type AskPager = Box<dyn Fn() -> Option<Standing> + Send + Sync>;
 
-/// What moves pages while the machine runs.
+/// Pager, which moves pages while the machine runs.
 pub trait Paging {
-    /// The guest's memory has been loaded, and it is about to run.
+    /// Called when the guest's memory has been loaded and it is about to run.
     fn begin(&mut self) -> Result<()>;
 
-    /// The machine has ended: no vCPU enters the guest again, and none is to wait for what cannot
-    /// come.
+    /// Called when the machine has ended: no vCPU enters the guest again, and none may wait for a
+    /// page that cannot come.
     fn end(&self);
 
-    /// How it stands, for whoever asks.
+    /// Returns the query of its state, for any thread.
     fn reporter(&self) -> Option<AskPager> {
         None
     }
 
-    /// Ends it, behind the last vCPU and the owner; what it has done, to be said.
+    /// Ends it, after the last vCPU and the owner. Returns a report of its work, for the user.
     fn stop(self: Box<Self>) -> String;
 }
 
@@ -85,7 +85,7 @@ pub struct Plain {
 }
 
 impl Plain {
-    /// This memory, of a machine with these hints.
+    /// Takes this memory, of a machine with these hints.
     pub fn new(ram: GuestRam, hints: HintsConfig) -> Self {
         Self {
             windows: hints.windows(&ram),
@@ -116,11 +116,11 @@ impl<F> Memory<F> for Plain {
     }
 }
 
-/// What memory of which pages may be elsewhere is made of.
+/// Parts of a machine from which memory is built of which pages may be elsewhere.
 pub struct Pieces {
     /// All of it.
     pub ram: GuestRam,
-    /// What its memory slots show, region by region.
+    /// Mappings that its memory slots show, region by region.
     pub slots: Vec<Arc<SlotMapping>>,
     /// To pause the guest, and to end it.
     pub control: Arc<Control>,

@@ -16,7 +16,7 @@ use crate::values::keys::Keys;
 use crate::values::net::NetSpec;
 use crate::values::size;
 
-/// What is behind a network interface.
+/// Back end of a network interface.
 #[derive(Debug)]
 pub enum NetBackend {
     /// The built-in responder at this address.
@@ -48,7 +48,7 @@ pub enum NetBackend {
     Socket {
         /// Its socket.
         socket: PathBuf,
-        /// Largest packet, if the guest is told.
+        /// Largest packet, if it is offered to the guest.
         mtu: Option<u16>,
         /// Its name in the log.
         id: String,
@@ -58,7 +58,7 @@ pub enum NetBackend {
 /// One network interface.
 #[derive(Debug)]
 pub struct NetConfig {
-    /// What is behind it.
+    /// Its back end.
     pub backend: NetBackend,
     /// The guest's station address: unicast.
     pub mac: [u8; 6],
@@ -70,7 +70,7 @@ pub struct NetConfig {
     pub capture: Option<CaptureConfig>,
 }
 
-/// Entries of a queue, unless said otherwise.
+/// Entries of a queue, unless another number is given.
 const QUEUE: u16 = 256;
 /// Queue pairs of a device that another process serves, at most.
 const SOCKET_PAIRS: u16 = 16;
@@ -117,7 +117,7 @@ impl NetConfig {
         })
     }
 
-    /// Whether another process serves it, or the host's kernel; then the option that says so.
+    /// Returns the option that says so, if another process serves it, or the host's kernel.
     pub fn remote(&self) -> Option<String> {
         match &self.backend {
             NetBackend::Socket { socket, .. } => Some(format!("--net socket={}", socket.display())),
@@ -126,7 +126,8 @@ impl NetConfig {
         }
     }
 
-    /// The device that another process serves, or the host's kernel, or itself if none does.
+    /// Returns the device that another process serves, or the host's kernel, or itself if neither
+    /// does.
     ///
     /// # Errors
     /// It is served here.
@@ -158,7 +159,7 @@ impl NetConfig {
     }
 }
 
-/// What a `--net` names.
+/// Kind of back end that a `--net` names.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Named {
     Responder,
@@ -179,7 +180,7 @@ struct Given<'t> {
 }
 
 impl Given<'_> {
-    /// What it names: one thing, and keys for that alone.
+    /// Returns the kind that it names: one, and keys for that alone.
     fn named(&self) -> anyhow::Result<Named> {
         let spec = &self.spec;
         let named = [
@@ -234,7 +235,7 @@ impl Given<'_> {
         Ok(named)
     }
 
-    /// Its capture, whose file can be made.
+    /// Returns its capture, whose file can be made.
     fn capture(&self) -> anyhow::Result<Option<CaptureConfig>> {
         let mut capture = self.spec.capture().context("--net")?;
         if let Some(capture) = &mut capture {
@@ -295,7 +296,7 @@ impl Given<'_> {
         })
     }
 
-    /// Name of the device in the log.
+    /// Returns the name of the device in the log.
     fn id(&self, index: usize) -> anyhow::Result<String> {
         match self.spec.id.as_deref() {
             Some("") => bail!("--net: id is empty"),

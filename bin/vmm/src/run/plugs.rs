@@ -1,4 +1,4 @@
-//! Functions on their way under an owner that does not run yet.
+//! Functions that are added to an owner before it runs.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use platform::memory::PlaceMemory;
 
 use super::composed::{Functions, MAX_LEASES, Owner, Units};
 
-/// What the port of a function needs.
+/// Parts from which the port of a function is built.
 pub struct Plug {
     pub source: SourceId,
     pub number: usize,
@@ -30,29 +30,29 @@ pub struct Assigned {
     pub functions: Vec<SourceId>,
 }
 
-/// Functions on their way to an owner that does not run yet, and what their doors need once it
-/// does.
+/// Functions that are given to an owner before it runs, and the parts from which their ports are
+/// built once it does.
 pub struct Plugs<'a, F, M> {
     owner: &'a mut Owner<F, M>,
     unit: usize,
     plugged: Vec<Plug>,
-    /// Those that no IOMMU stands before.
+    /// Those that are before no IOMMU.
     beside: Vec<SourceId>,
     assigned: Option<Assigned>,
 }
 
 /// Functions that were added.
 pub struct Plugged {
-    /// What their ports need.
+    /// The parts of their ports.
     pub ports: Vec<Plug>,
-    /// Those that no IOMMU stands before.
+    /// Those that are before no IOMMU.
     pub beside: Vec<SourceId>,
     /// Those that are assigned, if any.
     pub assigned: Option<Assigned>,
 }
 
 impl<'a, F: Functions, M: PhysMem> Plugs<'a, F, M> {
-    /// Under the unit of this number, if nothing else is said.
+    /// Creates an empty list, under the unit of this number unless another is named.
     pub fn new(owner: &'a mut Owner<F, M>, unit: usize) -> Self {
         Self {
             owner,
@@ -73,7 +73,7 @@ impl<'a, F: Functions, M: PhysMem> Plugs<'a, F, M> {
         self.add_to(self.unit, function.into(), None, None)
     }
 
-    /// Adds `function`, which no IOMMU stands before; its number.
+    /// Adds `function`, which is before no IOMMU. Returns its number.
     pub fn add_beside(&mut self, function: impl Into<F>, doorbells: KvmDoorbells) -> usize {
         let unit = self.owner.add_unit(Units::None(NoIommu::new(MAX_LEASES)));
         let function = function.into();

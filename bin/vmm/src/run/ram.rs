@@ -1,4 +1,4 @@
-//! `--memory`: how much RAM the guest has, and what the host has it in.
+//! `--memory`: size of the guest's RAM, and the host's memory behind it.
 
 use anyhow::{Context, Result, bail};
 use guest_mem::{Gpa, GuestRam, HugePages};
@@ -21,7 +21,8 @@ pub struct RamConfig {
     /// In a memory file, which other processes can be given, and whose pages can be taken away one
     /// by one; if not, in anonymous memory, as any program's.
     pub is_shared: bool,
-    /// The host may back it with transparent huge pages; nothing: unless they are in the way.
+    /// The host may back it with transparent huge pages; `None`: unless another option forbids
+    /// them.
     pub thp: Option<bool>,
 }
 
@@ -49,7 +50,7 @@ impl RamConfig {
         Ok(config)
     }
 
-    /// Refuses anonymous memory to `who`, who reaches it by its file.
+    /// Refuses anonymous memory to the option `who`, which reaches memory by its file.
     ///
     /// # Errors
     /// It is anonymous.

@@ -20,13 +20,13 @@ use kvm::lines::KvmLines;
 use virtio_pci::VirtioFunction;
 use virtio_pci::function::NOTIFY_STRIDE;
 
-/// Who serves a device.
+/// Server of a device.
 pub enum Server {
     /// Another process, behind this socket.
     Socket {
         /// Its path.
         socket: PathBuf,
-        /// What it serves.
+        /// Class of the device.
         class: Class,
     },
     /// The host's kernel: a network device over a TAP interface.
@@ -35,14 +35,14 @@ pub enum Server {
         name: String,
         /// Its queue.
         tap: TapQueues,
-        /// What the guest reads of the device.
+        /// Identity of the device that the guest reads.
         identity: NetIdentity,
     },
 }
 
 /// A device to be served by another process, or by the host's kernel.
 pub struct RemoteConfig {
-    /// Who serves it.
+    /// Its server.
     pub server: Server,
     /// Queues.
     pub queues: u16,
@@ -55,7 +55,7 @@ pub struct RemoteConfig {
 }
 
 impl RemoteConfig {
-    /// The option that asked for it.
+    /// Returns the option that asked for it.
     pub fn option(&self) -> String {
         match &self.server {
             Server::Socket { socket, class } => {
@@ -70,11 +70,11 @@ impl RemoteConfig {
     }
 }
 
-/// Connects to the back end of `device` and adds it. Answers its number, and where its doorbells
-/// will be.
+/// Connects to the back end of `device` and adds it. Returns its number, and the place of its
+/// doorbells.
 ///
 /// # Errors
-/// What the back end lacks, and what to do about it.
+/// A feature that the back end lacks, and what to do about it.
 pub fn add<F: Functions, M: PhysMem>(
     plugs: &mut Plugs<'_, F, M>,
     device: RemoteConfig,
@@ -162,7 +162,7 @@ pub fn add<F: Functions, M: PhysMem>(
     Ok((number, places))
 }
 
-/// What to do about it.
+/// Returns the advice about an error of another process.
 fn hint(error: &ImportError) -> &'static str {
     match error {
         ImportError::Queues { .. } => " (ask for fewer queues, or start its server with more)",
@@ -175,7 +175,7 @@ fn hint(error: &ImportError) -> &'static str {
     }
 }
 
-/// What to do about the kernel's.
+/// Returns the advice about an error of the kernel.
 fn kernel_hint(error: &VhostNetError) -> &'static str {
     match error {
         VhostNetError::Open(_) => {

@@ -33,7 +33,7 @@ impl RemoteDiskConfig {
     /// Checks the `index`-th `--disk`, of which `socket` has been taken.
     pub fn check(socket: &str, mut keys: Keys<'_>, index: usize) -> anyhow::Result<Self> {
         let socket = socket_path("--disk", Path::new(socket))?;
-        // The latency is of whoever serves it.
+        // The latency is set at the process that serves it.
         moved::refuse_latency(&keys, "serve", "diskN")?;
         // The socket has been taken.
         keys.refuse(all_but(&KEYS).filter(|key| *key != "socket"), |key| {
@@ -58,7 +58,7 @@ impl RemoteDiskConfig {
         })
     }
 
-    /// The device that serves it.
+    /// Returns the device that serves it.
     pub fn into_remote(self, has_iommu: bool) -> RemoteConfig {
         RemoteConfig {
             server: Server::Socket {
@@ -73,7 +73,7 @@ impl RemoteDiskConfig {
     }
 }
 
-/// The path of a back end's socket, of the right length for one.
+/// Returns the path of a back end's socket, of the right length for one.
 pub fn socket_path(option: &str, socket: &Path) -> anyhow::Result<PathBuf> {
     let length = socket.as_os_str().as_bytes().len();
     if length == 0 || length > MAX_SOCKET {

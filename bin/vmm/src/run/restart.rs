@@ -1,28 +1,29 @@
 //! A machine whose guest asks for a reset is started again: this program executes itself, with the
 //! arguments it has, once the machine has been wound down as at any end.
 //!
-//! **Why not a loop around [`machine::run`](super::machine::run).** What is left of a machine in
-//! this process is hard to be sure of: the thread that reads standard input may wait there and
+//! **Why not a loop around [`machine::run`](super::machine::run).** The remains of a machine in
+//! this process are hard to be sure of: the thread that reads standard input may wait there and
 //! would take what is typed for the next machine; the disks' closing may still be under way; memory
-//! comes back in pieces. An `exec` leaves nothing of it: the kernel ends the threads, closes the
+//! comes back in pieces. An `exec` leaves nothing of it. The kernel ends the threads, closes the
 //! descriptors (all are CLOEXEC) and takes the memory, and the guest finds the machine that a first
-//! start makes, by the same code. What has to outlive it does: the process with its number, its
-//! place in the control group, its credentials, limits and standard descriptors, and signals, which
-//! stay blocked and pending ([`Listener::stop`](crate::ending::signals::Listener::stop)).
+//! start makes, by the same code. These stay: the process with its number, its place in the control
+//! group, its credentials, limits and standard descriptors, and signals, which stay blocked and
+//! pending ([`Listener::stop`](crate::ending::signals::Listener::stop)).
 //!
-//! What does not:
-//! * Locks of images. They are let go of and taken again, as by a successor; whoever came in
-//!   between is waited for as one that is about to end, and then the restart has failed.
-//! * What was typed and the guest has not read, as on a serial line.
-//! * A terminal leaves raw mode and enters it again.
+//! These do not stay:
+//! * Locks of images. They are released and taken again, as by a successor. The restart waits for a
+//!   process that took one in between as for one that is about to end; if that one keeps it, the
+//!   restart has failed.
+//! * Input that was typed and the guest has not read, as on a serial line.
+//! * Raw mode of a terminal, which leaves it and enters it again.
 //!
 //! Files are opened by their names again: a kernel, a size file or a server that has changed counts
 //! from the next reset on. A program that was replaced on disk does not: the guest goes on under
 //! the one that it was started with, which the kernel keeps. A sandbox has to let this program
 //! execute itself (seccomp, AppArmor's `ix`, a file system without `noexec`), and show it `/proc`.
 //!
-//! Nothing limits how often a guest resets, as on any machine; each time is one line on standard
-//! error, with its number.
+//! The number of resets has no limit, as on any machine. Each is one line on standard error, with
+//! its number.
 
 use std::ffi::OsString;
 use std::fs;
@@ -34,21 +35,21 @@ use std::process::Command;
 use crate::ending;
 use crate::messages::{self, say};
 
-/// How often this process has been started again, for the next one; not set in the first.
+/// Variable of the environment with the number of restarts of this process, for the next one; not
+/// set in the first.
 const COUNT: &str = "EXITLESS_RESTARTS";
 
-/// This program, whatever has become of its file.
+/// Link to this program, also if its file has been replaced or removed.
 const PROGRAM: &str = "/proc/self/exe";
 
-/// How often the machine has been started again. A word that is no number counts as never.
+/// Returns the number of restarts of the machine. A word that is no number counts as 0.
 pub fn count() -> u64 {
     let text = std::env::var(COUNT).ok();
     text.and_then(|text| text.parse().ok()).unwrap_or(0)
 }
 
-/// To be called when the machine has been started again. The process was given the name of
-/// [`PROGRAM`]'s link, `exe`, and it is by its name that users, and whoever waits for an image,
-/// know it.
+/// Gives the process its own name back after a restart. The kernel named it after [`PROGRAM`]'s
+/// link, `exe`. Users, and messages of processes that wait for an image, know it by its own name.
 pub fn take_name_back() {
     let argument = std::env::args_os().next();
     if let Some(name) = argument

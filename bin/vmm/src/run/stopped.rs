@@ -1,4 +1,5 @@
-//! Where a vCPU stands, for the swapper's Preventer: on the vCPU's own thread, outside the guest.
+//! State of a stopped vCPU, for the swapper's Preventer: read on the vCPU's own thread, outside the
+//! guest.
 
 use std::time::Duration;
 
@@ -9,11 +10,11 @@ use swap::overwrite::Registers;
 use swap::pager::Message;
 use swap::stopped::Stopped;
 
-/// How long a vCPU waits for the pager to act. If it does not, the vCPU does itself what it was
-/// about to do.
+/// Time that a vCPU waits for the pager to act. After that, the vCPU executes its instruction
+/// itself.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-/// Tells the pager where `vcpu` stands, and has it go on where the pager says.
+/// Sends the pager the registers of `vcpu`, and has the vCPU go on where the pager says.
 pub fn tell(vcpu: &VcpuFd, is_complete: bool, pager: &Handle<Message>) {
     let Some(registers) = registers(vcpu, is_complete) else {
         return;
@@ -28,7 +29,7 @@ pub fn tell(vcpu: &VcpuFd, is_complete: bool, pager: &Handle<Message>) {
 }
 
 fn registers(vcpu: &VcpuFd, is_complete: bool) -> Option<Registers> {
-    // What KVM does not tell, nobody decides from.
+    // Without all of this state the pager decides nothing, and the vCPU goes on.
     let general = vcpu.get_regs().ok()?;
     let special = vcpu.get_sregs().ok()?;
     let events = vcpu.get_vcpu_events().ok()?;

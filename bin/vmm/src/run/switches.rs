@@ -11,7 +11,7 @@ use net_switch::{PortConfig, SwitchConfig};
 pub struct Switches(HashMap<String, Fabric>);
 
 impl Switches {
-    /// Another port of the switch of that name, for packets of at most `mtu` bytes.
+    /// Opens another port of the switch of that name, for packets of at most `mtu` bytes.
     ///
     /// # Errors
     /// No memory, or too many ports.

@@ -26,18 +26,18 @@ use crate::messages;
 /// Physical addresses the guest's IO page tables may hold, in bits.
 const HOST_ADDRESS_WIDTH: u8 = 48;
 
-/// What the units of a machine depend on.
+/// Options on which the units of a machine depend.
 #[derive(Clone, Copy, Debug)]
 pub struct UnitOptions {
-    /// What remaps.
+    /// The kind of IOMMU.
     pub remapping: Remapping,
-    /// How long an invalidation may wait for stale leases, in ns.
+    /// Longest time that an invalidation may wait for stale leases, in ns.
     pub drain_limit_ns: u64,
     pub idle: IdleArg,
 }
 
 impl UnitOptions {
-    /// Of a machine's configuration.
+    /// Takes those of a machine's configuration.
     pub fn of(config: &Config) -> Self {
         Self {
             remapping: config.iommu,
@@ -46,7 +46,7 @@ impl UnitOptions {
         }
     }
 
-    /// What every unit is made with.
+    /// Returns the configuration of every unit.
     pub fn unit(&self) -> vtd::Config {
         vtd::Config {
             max_leases: MAX_LEASES,
@@ -56,7 +56,7 @@ impl UnitOptions {
     }
 }
 
-/// The unit of all functions, in the mode asked for; a paravirtual one takes `hints`.
+/// Makes the unit of all functions, in the mode asked for; a paravirtual one takes `hints`.
 ///
 /// # Errors
 /// Names what the host lacks or refuses.
@@ -83,7 +83,7 @@ pub fn iommu(options: &UnitOptions, hints: Hints, parts: &Parts<'_>) -> Result<U
     Ok(units)
 }
 
-/// A unit made with `config`, its registers at `at`, in a memory slot where the mode has one.
+/// Makes a unit with `config`, its registers at `at`, in a memory slot where the mode has one.
 ///
 /// # Errors
 /// Names what the host lacks or refuses.
@@ -112,7 +112,7 @@ fn logged(unit: Unit, at: u64, parts: &Parts<'_>) -> Result<VtdPort> {
     Ok(register_page::logged(unit, at, parts.vm, &ring)?)
 }
 
-/// What is said of a sidecore that nothing could wake, unless it is meant to poll.
+/// Returns a message about a sidecore that nothing could wake, unless it is meant to poll.
 fn sleepless(idle: IdleArg, why: Option<&str>) -> Option<String> {
     let why = why.filter(|_| idle != IdleArg::Poll)?;
     Some(format!(
@@ -151,7 +151,7 @@ pub fn describe_endpoints<F: Functions, M: PhysMem>(
     table
 }
 
-/// Where the register pages of all units are.
+/// Returns the range of the register pages of all units.
 pub fn register_pages(assigned: Option<&Assigned>) -> Range<u64> {
     let last = match assigned {
         None => layout::VTD,
@@ -160,7 +160,7 @@ pub fn register_pages(assigned: Option<&Assigned>) -> Range<u64> {
     layout::VTD..last + layout::VTD_SIZE
 }
 
-/// The table that tells the guest of the units.
+/// Returns the table that describes the units to the guest.
 pub fn dmar_table(assigned: Option<&Assigned>) -> Vec<u8> {
     let mut config = dmar::DmarConfig::single_unit(HOST_ADDRESS_WIDTH, layout::VTD);
     if let Some(Assigned { functions, .. }) = assigned {

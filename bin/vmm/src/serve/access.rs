@@ -1,9 +1,9 @@
-//! Who may connect to a device's socket: its mode and its group.
+//! Access to a device's socket: its mode and its group.
 //!
-//! To connect takes permission to write. A socket is made closed to everybody but its owner, has
-//! its group and its mode set, and listens only then: before that nobody can connect, so at no time
-//! may more connect than was asked for. Whatever another process puts at the path meanwhile is not
-//! touched.
+//! To connect takes permission to write. A socket is made with permissions for its owner alone,
+//! then gets its group and its mode, and listens only after that. Before it listens no process can
+//! connect, so at no time may more connect than was asked for. A file that another process puts at
+//! the path meanwhile is not touched.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -15,12 +15,13 @@ use nix::unistd::Group;
 use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, chmod, chownat, fchmod, fstat, open};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 
-/// The mode where only the group is said, which would be of no use without a permission.
+/// The mode where only the group is given, which would be of no use without a permission.
 const MODE_OF_GROUP: u32 = 0o660;
-/// As many connections wait as the host allows.
+/// Connections that wait: as many as the host allows.
 const BACKLOG: i32 = -1;
 
-/// What was said of it; what was not is as the process's umask and group have it.
+/// Mode and group, as far as they are given; those that are not are as the process's umask and
+/// group have them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Access {
     /// Permissions, 0 to 0o777, of which one at least is to write.
@@ -30,10 +31,10 @@ pub struct Access {
 }
 
 impl Access {
-    /// Of the values of `mode` and `group`: an octal number, and a name or a number.
+    /// Parses the values of `mode` and `group`: an octal number, and a name or a number.
     ///
     /// # Errors
-    /// A mode that is none, or lets nobody connect; a group that is not there.
+    /// A mode that is none, or allows no process to connect; a group that is not there.
     pub fn parse(mode: Option<&str>, group: Option<&str>) -> Result<Self> {
         let group = group.map(number_of).transpose()?;
         let mode = match (mode, group) {
@@ -44,7 +45,7 @@ impl Access {
         Ok(Self { mode, group })
     }
 
-    /// A socket at `path` that does not listen yet. With a mode, nobody but its owner has
+    /// Binds a socket at `path` that does not listen yet. With a mode, its owner alone has
     /// permissions.
     pub fn bind(self, path: &Path) -> io::Result<OwnedFd> {
         let socket = socket_with(
@@ -54,8 +55,8 @@ impl Access {
             None,
         )?;
         if let Some(mode) = self.mode {
-            // Linux makes the file with the permissions of the socket, less the umask. Where it
-            // does not, the file has too many for as long as nobody listens.
+            // Linux makes the file with the permissions of the socket, less the umask. A kernel
+            // that does not gives the file too many, for as long as the socket does not listen.
             let _ = fchmod(&socket, Mode::from_raw_mode(mode & 0o700));
         }
         rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
@@ -65,7 +66,7 @@ impl Access {
     /// Gives what was bound at `path` its group and its mode.
     ///
     /// # Errors
-    /// Somebody has put something else there, or this process may not give it that group.
+    /// Something else is at the path now, or this process may not give the socket that group.
     pub fn apply(self, path: &Path) -> Result<()> {
         if self == Self::default() {
             return Ok(());
@@ -128,7 +129,7 @@ fn permissions(text: &str) -> Result<u32> {
     Ok(mode)
 }
 
-/// The number of the group that is named so, or has that number.
+/// Returns the number of the group that is named so, or has that number.
 fn number_of(name: &str) -> Result<u32> {
     let named = Group::from_name(name).with_context(|| format!("group {name:?}"))?;
     if let Some(group) = named {
@@ -155,7 +156,7 @@ mod tests {
         fs::symlink_metadata(path).unwrap().mode() & 0o7777
     }
 
-    /// A group that this process may give files to.
+    /// Returns a group that this process may give files to.
     fn some_group() -> u32 {
         match rustix::process::geteuid().is_root() {
             true => 12_345,
@@ -186,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn what_another_process_puts_in_its_place_is_left_as_it_is() {
+    fn other_file_in_place_of_the_socket_is_left_as_it_is() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
         let victim = folder.path().join("victim");

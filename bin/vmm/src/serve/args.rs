@@ -189,11 +189,12 @@ pub struct ServeArgs {
     #[arg(long, visible_alias = "pin", value_name = "LIST")]
     pub cpu: Option<String>,
 
-    /// How many cores may be used; those beyond the first are started and stopped by load.
+    /// Greatest number of cores that are used; those beyond the first are started and stopped by
+    /// load.
     #[arg(long, visible_alias = "sidecores", value_name = "N")]
     pub cores: Option<usize>,
 
-    /// What an idle core does: `adaptive` (up to 59.5 % of the core wherever 5 ns of it save 1 ns
+    /// Policy of an idle core: `adaptive` (up to 59.5 % of the core wherever 5 ns of it save 1 ns
     /// of latency, all of it where 1 ns does; sleeps otherwise), `adaptive:PRICE` (nanoseconds of
     /// CPU worth one nanosecond of latency, 0.01 to 100, for any part of the core), `poll`,
     /// `sleep`, `spin:MICROSECONDS`.

@@ -47,17 +47,17 @@ pub struct Config {
 /// The cores that serve.
 #[derive(Debug)]
 pub struct Cores {
-    /// How many at most, at least 1.
+    /// Greatest number of cores, at least 1.
     pub count: usize,
     /// Host CPUs: none, or one for each.
     pub cpus: Vec<usize>,
-    /// What an idle one does.
+    /// Policy of an idle core.
     pub idle: IdlePolicy,
-    /// How long calls may wait under load, in nanoseconds.
+    /// Longest time that calls may wait under load, in nanoseconds.
     pub call_delay_ns: u64,
 }
 
-/// Where a device's blocks are.
+/// Place of a device's blocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
     /// A file or block device of raw blocks.
@@ -87,11 +87,11 @@ pub struct BlockConfig {
     pub id: String,
     /// Where front ends connect.
     pub socket: PathBuf,
-    /// Who may.
+    /// Processes that may connect.
     pub access: Access,
     /// Its blocks.
     pub source: Source,
-    /// What is in the file was said, and not left out.
+    /// The format of the file was given, and not left out.
     pub is_format_said: bool,
     /// The guest may not write.
     pub read_only: bool,
@@ -260,13 +260,13 @@ impl Config {
 }
 
 impl Config {
-    /// How many devices on how many cores.
+    /// Returns the number of devices and of cores, as text.
     pub fn extent(&self) -> String {
         let devices = counted(self.blocks.len() + self.nets.len(), "device");
         format!("{devices} on {}", counted(self.cores.count, "core"))
     }
 
-    /// Switch, name and port of every device that is on one.
+    /// Returns switch, name and port of every device that is on one.
     pub fn switched(&self) -> impl Iterator<Item = (&str, &str, &PortConfig)> {
         self.nets.iter().filter_map(|net| match &net.behind {
             Behind::Switch(switch, port) => Some((&**switch, &*net.id, port)),
@@ -274,7 +274,7 @@ impl Config {
         })
     }
 
-    /// Name, socket and access of every device, disks first.
+    /// Returns name, socket and access of every device, disks first.
     pub fn sockets(&self) -> impl Iterator<Item = (&str, &Path, Access)> {
         let blocks = self.blocks.iter();
         let blocks = blocks.map(|block| (&*block.id, &*block.socket, block.access));
@@ -385,7 +385,7 @@ fn cores(args: &ServeArgs, spec: &CoresSpec) -> Result<Cores> {
     })
 }
 
-/// `poll`, `sleep`, `spin:US`, `adaptive`, `adaptive:PRICE`.
+/// Parses `poll`, `sleep`, `spin:US`, `adaptive`, `adaptive:PRICE`.
 fn idle_policy(text: &str) -> Result<IdlePolicy> {
     let (name, value) = match text.split_once(':') {
         Some((name, value)) => (name, Some(value)),

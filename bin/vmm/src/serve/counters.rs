@@ -9,11 +9,11 @@ use vhost_export::ExportStats;
 use super::switch::SwitchStats;
 use crate::output;
 
-/// Between two looks at answers that are not there yet.
+/// Period of the check for answers that are not there yet.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// The answers that came within `limit`, or until `give_up` says that no caller waits any more.
-/// All have been asked before, so that devices are waited for together, and not one after the
+/// Returns the answers that came within `limit`, or until `give_up` says that no caller waits any
+/// more. All have been asked before, so that devices are waited for together, and not one after the
 /// other.
 pub fn gather<R>(
     asked: Vec<(String, Answer<R>)>,

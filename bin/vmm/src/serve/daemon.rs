@@ -30,12 +30,12 @@ use crate::ending::{self, STATUS_STUCK};
 use crate::messages::{self, say};
 use crate::notify;
 
-/// How long a core may be silent before that is said.
+/// Time without a sign of life of a core after which a message says so.
 const SILENCE: Duration = Duration::from_secs(2);
-/// How long devices may take to say their counters, all of them together.
+/// Time in which all devices together must give their counters.
 const STATS_LIMIT: Duration = Duration::from_secs(1);
 
-/// Serves until a signal asks for the end; the exit status.
+/// Serves until a signal asks for the end. Returns the exit status.
 pub fn run(config: Config, composition: &dyn Composition) -> Result<u8> {
     prepare::begin(&config, composition)?;
     let signals = Signals::block(&[libc::SIGUSR1]).context("blocking signals")?;
@@ -51,7 +51,7 @@ pub fn run(config: Config, composition: &dyn Composition) -> Result<u8> {
     check_calls();
     // All devices before the first socket: until every one can be served, none is.
     let disks = match prepare::disks(&config, Purpose::Start, composition) {
-        // Whatever the trouble was: perhaps that an image stayed in use for too long to wait.
+        // For any error: perhaps an image stayed in use for too long to wait.
         Err(_) if signals::is_end_asked() => return Ok(0),
         opened => opened?,
     };
@@ -209,7 +209,7 @@ fn wind_down(fleet: &mut Fleet<Served>, config: &Config) -> Counted {
     counted
 }
 
-/// The cores, without devices.
+/// Starts the cores, without devices.
 fn start(cores: &Cores, composition: &dyn Composition) -> Result<Fleet<Served>> {
     let monitor = Monitor::spawn(SILENCE, |stuck| {
         tracing::error!("a core has stopped answering: {stuck:?}");
@@ -250,8 +250,8 @@ fn export<C: DeviceClass>(
     Export::new(config, device, listener).context("its socket")
 }
 
-/// Each device keeps several descriptors open: as many as the system lets us have. Says so if that
-/// is not enough for all.
+/// Raises the limit of descriptors as far as the system lets us, since each device keeps several
+/// open. Says so if that is not enough for all.
 fn raise_descriptor_limit(config: &Config) {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit {
@@ -271,7 +271,7 @@ fn raise_descriptor_limit(config: &Config) {
     }
 }
 
-/// About how many descriptors are open when every device has a front end.
+/// Returns about how many descriptors are open when every device has a front end.
 fn descriptors(config: &Config) -> u64 {
     /// Standard streams, signals, the monitor; and what connections hold for a moment while they
     /// come or go.

@@ -173,7 +173,8 @@ fn qcow2(
     }
 }
 
-/// Devices without locks exclude no others, and are excluded by none.
+/// Adds a disk's files, if they are locked. Devices without locks exclude no others, and are
+/// excluded by none.
 fn add_if_locked(
     config: &BlockConfig,
     images: &mut ImagesInUse,
@@ -185,7 +186,7 @@ fn add_if_locked(
     }
 }
 
-/// A wait for a lock ends with the signals that end the daemon.
+/// Returns the rules for locks. A wait for a lock ends with the signals that end the daemon.
 fn locking(config: &BlockConfig) -> Locking {
     Locking {
         is_on: config.locking,

@@ -8,7 +8,7 @@ use vio::Rate;
 
 use crate::values::block::MAX_SOCKET;
 
-/// Name of a device or a switch.
+/// Returns the name of a device or a switch.
 ///
 /// # Errors
 /// It is missing, or none that there can be.
@@ -20,7 +20,7 @@ pub fn id(id: Option<&String>) -> Result<String> {
     Ok(id)
 }
 
-/// Name and socket of a device.
+/// Returns the name and socket of a device.
 ///
 /// # Errors
 /// One of them is missing, or none that there can be.
@@ -37,7 +37,7 @@ pub fn id_and_socket(name: Option<&String>, socket: Option<&PathBuf>) -> Result<
     Ok((id, socket))
 }
 
-/// A limit.
+/// Returns a limit.
 ///
 /// # Errors
 /// A burst without one, or one of nothing.

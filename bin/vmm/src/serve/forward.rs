@@ -1,4 +1,4 @@
-//! What an enum of pollers passes on to the one that it is.
+//! Methods of [`sidecore::Poller`] that an enum of pollers forwards to its variant's poller.
 
 /// The methods of [`sidecore::Poller`] that are alike for every variant, by
 /// `$each!(self, poller => …)` and, for those that take `&self`, `$each!(&self, poller => …)`.

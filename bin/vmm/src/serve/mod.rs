@@ -7,8 +7,7 @@
 //! (`access`: for whom) → `daemon` exports (`poller`), sidecores, until a signal ends it;
 //! `counters` what they have done.
 //!
-//! Requests are none of this module's affair: see the crates `vhost-export`, `vio`
-//! and `sidecore`.
+//! Requests are not handled here: see the crates `vhost-export`, `vio` and `sidecore`.
 
 mod access;
 mod args;

@@ -22,12 +22,12 @@ use crate::values::size::{self, in_range};
 /// Shortest frame of `source`, without its check sequence: what Ethernet pads to.
 const SHORTEST: u64 = 60;
 
-/// What is behind a network device.
+/// Back end of a network device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Behind {
     /// A TAP interface of the host.
     Tap(String),
-    /// Nothing: every frame is taken and forgotten.
+    /// None: every frame is taken and dropped.
     Sink,
     /// Frames of this length, as many as there are buffers for.
     Source(usize),
@@ -56,11 +56,11 @@ pub struct NetConfig {
     pub id: String,
     /// Where front ends connect.
     pub socket: PathBuf,
-    /// Who may.
+    /// Processes that may connect.
     pub access: Access,
-    /// What is behind it.
+    /// Its back end.
     pub behind: Behind,
-    /// Largest packet; that of the TAP interface if it is not said.
+    /// Largest packet; that of the TAP interface if it is not given.
     pub mtu: Option<u16>,
     /// Queue pairs.
     pub pairs: u16,
@@ -188,7 +188,8 @@ impl NetConfig {
     }
 }
 
-/// Makes the device. A TAP interface has to be there; a check opens it too, which nobody notices.
+/// Makes the device. A TAP interface has to be there; a check opens it too, without an effect on
+/// it.
 ///
 /// # Errors
 /// Names what the host lacks.

@@ -20,7 +20,7 @@ pub enum Served {
     Switch(Box<Switched>),
 }
 
-/// What is served no more, to be dropped.
+/// Devices that are not served any more, to be dropped.
 pub enum Released {
     /// A disk.
     Block(#[expect(dead_code, reason = "closed when it is dropped")] Box<Device<BlkClass>>),
@@ -30,15 +30,15 @@ pub enum Released {
     Switch(#[expect(dead_code, reason = "closed when it is dropped")] Vec<Device<NetClass>>),
 }
 
-/// What the daemon tells or asks.
+/// Message of the daemon to a poller.
 pub enum ServedMessage {
     /// A device: of a switch, the one of that number.
     Device(ToChild<ExportMessage>),
-    /// The switch: what has it counted?
+    /// A request for the counters of the switch.
     Switch(Reply<SwitchStats>),
 }
 
-/// Whether there is work.
+/// Probe for work of a poller.
 pub enum ServedProbe {
     /// For one device.
     One(RingProbe),
@@ -80,7 +80,7 @@ macro_rules! each {
 }
 
 impl Served {
-    /// What tells it from others.
+    /// Returns the name that distinguishes it from other pollers.
     pub fn key(&self) -> String {
         match self {
             Self::Block(export) => export.id().to_owned(),
@@ -89,7 +89,7 @@ impl Served {
         }
     }
 
-    /// Name and counters of its devices, in the order of their numbers.
+    /// Returns the name and counters of its devices, in the order of their numbers.
     pub fn stats(&self) -> Vec<(String, ExportStats)> {
         let own = |id: &str, stats| (id.to_owned(), stats);
         match self {
@@ -102,7 +102,7 @@ impl Served {
         }
     }
 
-    /// Name and counters of the switch, if it is one.
+    /// Returns the name and counters of the switch, if it is one.
     pub fn switch_stats(&self) -> Option<(String, SwitchStats)> {
         match self {
             Self::Block(_) | Self::Net(_) => None,
@@ -110,7 +110,7 @@ impl Served {
         }
     }
 
-    /// The end: front ends are hung up on.
+    /// Ends it, disconnects its front ends, and returns its devices.
     pub fn into_devices(self) -> Released {
         match self {
             Self::Block(export) => Released::Block(Box::new(export.into_device())),
@@ -144,7 +144,7 @@ impl Poller for Served {
             (Self::Net(export), ServedMessage::Device(to)) => export.message(to.message, turn),
             (Self::Switch(switch), ServedMessage::Device(to)) => switch.group.message(to, turn),
             (Self::Switch(switch), ServedMessage::Switch(reply)) => reply.send(switch.stats()),
-            // No switch: whoever asks learns that nobody answers.
+            // No switch: the reply is dropped, so the asker learns that there is no answer.
             (Self::Block(_) | Self::Net(_), ServedMessage::Switch(_)) => {}
         }
     }

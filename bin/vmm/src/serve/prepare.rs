@@ -1,8 +1,8 @@
-//! From a checked configuration to devices that can be reached: the one way of a start and of
-//! `--check`.
+//! Preparation of devices from a checked configuration until they can be reached, the same for a
+//! start and for `--check`.
 //!
-//! A check goes through the same steps in the same order, so that what a start refuses cannot be
-//! good to a check. It differs where a step would be noticed by others: images are opened in trial,
+//! A check goes through the same steps in the same order, so that it refuses whatever a start
+//! refuses. It differs where a step would have an effect on others: images are opened in trial,
 //! without a lock; a core's CPU is tried by a thread that ends; a socket is made under a name that
 //! no client knows, and removed.
 
@@ -95,7 +95,7 @@ pub fn listen(
         .collect()
 }
 
-/// Whether all could be served now; nothing is left of the attempt.
+/// Checks that all could be served now; nothing is left of the attempt.
 ///
 /// # Errors
 /// Fails as a start would.
@@ -131,7 +131,7 @@ fn try_cpus(cores: &Cores) -> Result<()> {
     Ok(())
 }
 
-/// The CPUs that this process may run on, as the kernel writes them.
+/// Returns the CPUs that this process may run on, as the kernel writes them.
 fn allowed() -> String {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status

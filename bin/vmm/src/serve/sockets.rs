@@ -18,13 +18,13 @@ use crate::lacks;
 /// A place for a socket: its folder's device and inode, and its name in it.
 pub type SocketPlace = ((u64, u64), OsString);
 
-/// The sockets that were made, removed with this. Device and inode number tell ours from one that
-/// another process has made in its place.
+/// The sockets that were made, removed with this. Device and inode number distinguish ours from one
+/// that another process has made in its place.
 #[derive(Default)]
 pub struct Sockets(Vec<(PathBuf, (u64, u64))>);
 
-/// Whether a socket could be made at `path`, as far as can be seen before one is made. Where it
-/// would be.
+/// Checks that a socket could be made at `path`, as far as can be seen before one is made. Returns
+/// where it would be.
 ///
 /// # Errors
 /// Its folder is absent or cannot be written, or something else is there.
@@ -51,7 +51,7 @@ fn folder(path: &Path) -> &Path {
     }
 }
 
-/// The socket that is there already.
+/// Returns the socket that is there already.
 fn occupant(path: &Path) -> Result<Option<Metadata>> {
     match fs::symlink_metadata(path) {
         Ok(found) if !found.file_type().is_socket() => {
@@ -100,7 +100,7 @@ impl Sockets {
     }
 }
 
-/// A socket in the folder of `path`, under a name of its own, that is gone when this returns.
+/// Opens a socket in the folder of `path`, under a name of its own, that is gone when this returns.
 fn listen_in_trial(path: &Path, access: Access, made: &dyn Fn() -> String) -> Result<UnixListener> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let folder = rustix::fs::open(folder(path), flags, Mode::empty()).with_context(made)?;
@@ -115,8 +115,8 @@ fn listen_in_trial(path: &Path, access: Access, made: &dyn Fn() -> String) -> Re
     access::listen(socket).with_context(made)
 }
 
-/// Whether no process has the socket `path` any more. Asked by a socket of another type, whose
-/// connection is refused in another way if a process has it; that process does not notice.
+/// Returns whether no process has the socket `path` any more. Asked by a socket of another type,
+/// whose connection is refused in another way if a process has it; that process does not notice.
 ///
 /// # Errors
 /// A process has it, or may have it: it may keep us out.

@@ -1,9 +1,9 @@
-//! Switches between network devices: the keys of `--switch` and `[[switch]]`, what the keys of a
-//! device say of its port, and a switch with its ports as one poller.
+//! Switches between network devices: the keys of `--switch` and `[[switch]]`, the settings of a
+//! device's port, and a switch with its ports as one poller.
 //!
 //! The devices of a switch are a [`Group`]: they are on one core, which copies frames from where
-//! the sender's guest has them to the receiver's, and they move together. What one sends wakes
-//! those that it is for; a descriptor is not needed for that.
+//! the sender's guest has them to the receiver's, and they move together. A frame wakes the ports
+//! that it is for, without a descriptor.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -33,7 +33,7 @@ const MTU: u16 = 1500;
 pub struct SwitchConfig {
     /// Its name.
     pub id: String,
-    /// How it learns.
+    /// Settings of its learning.
     pub settings: net_switch::SwitchConfig,
     /// An interface of the host on a port of it.
     pub uplink: Option<UplinkConfig>,
@@ -133,7 +133,7 @@ impl SwitchSpec {
     }
 }
 
-/// What the keys of a device say of its port.
+/// Settings of a device's port, from the device's keys.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PortKeys<'a> {
     /// Its VLAN, or of a trunk that of frames without a tag.
@@ -151,7 +151,7 @@ pub struct PortKeys<'a> {
 }
 
 impl PortKeys<'_> {
-    /// Whether none is there.
+    /// Returns whether none is there.
     pub fn are_absent(&self) -> bool {
         let Self {
             vlan,
@@ -203,7 +203,7 @@ fn vid(key: &str, number: u64) -> Result<Vid> {
     vid.with_context(|| format!("{key} is 1 to 4094, not {number}"))
 }
 
-/// `10`, `20-29` and `all`, with `+` between.
+/// Parses `10`, `20-29` and `all`, with `+` between.
 fn vids(list: &str) -> Result<VidSet> {
     if list == "all" {
         return Ok(VidSet::all());
@@ -225,7 +225,7 @@ fn vids(list: &str) -> Result<VidSet> {
     Ok(set)
 }
 
-/// Addresses with `+` between.
+/// Parses addresses with `+` between.
 fn macs(list: &str) -> Result<Vec<Mac>> {
     /// Far more than a guest has, and few enough to be compared.
     const MOST: usize = 64;
@@ -320,7 +320,7 @@ impl Opening {
 pub struct Switches(Vec<Opening>);
 
 impl Switches {
-    /// One for each name, with a port for each time that it comes.
+    /// Creates one for each name, with a port for each time that it comes.
     ///
     /// # Errors
     /// No memory, or an uplink's interface is not there.
@@ -347,7 +347,7 @@ impl Switches {
         Ok(Self(switches))
     }
 
-    /// The next port of a switch.
+    /// Returns the next port of a switch.
     ///
     /// # Errors
     /// There is no room for it.
@@ -357,8 +357,8 @@ impl Switches {
         open.port(config, MTU)
     }
 
-    /// The switches as they are served, over the devices that have their ports, in the order in
-    /// which these were made.
+    /// Returns the switches as they are served, over the devices that have their ports, in the
+    /// order in which these were made.
     pub fn with_devices(
         self,
         mut devices: BTreeMap<String, Vec<Export<NetClass>>>,
@@ -381,7 +381,7 @@ impl Switches {
     }
 }
 
-/// The host's port of a switch, its first one.
+/// Opens the host's port of a switch, its first one.
 fn open_uplink(open: &mut Opening, config: &UplinkConfig) -> Result<UplinkPoller> {
     let queues = open_tap(&TapOptions {
         name: &config.tap,
@@ -400,7 +400,7 @@ fn open_uplink(open: &mut Opening, config: &UplinkConfig) -> Result<UplinkPoller
 /// A switch and its devices.
 pub struct Switched {
     id: String,
-    /// What a core polls.
+    /// The devices and the uplink, as a core polls them.
     pub group: Group<Member>,
     fabric: Fabric,
     /// Of the devices, in their order.
@@ -415,7 +415,7 @@ impl std::fmt::Debug for Switched {
     }
 }
 
-/// What a switch counts of one port.
+/// Counters of a switch for one port.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PortStats {
     decided: PortCounters,
@@ -423,22 +423,22 @@ pub struct PortStats {
     learned: usize,
 }
 
-/// What a switch has counted.
+/// Counters of a switch, by the names of its ports.
 #[derive(Clone, Debug, Default)]
 pub struct SwitchStats(Vec<(String, PortStats)>);
 
 impl Switched {
-    /// Its name, which is no device's.
+    /// Returns its name, which is no device's.
     pub fn key(&self) -> String {
         format!("switch {}", self.id)
     }
 
-    /// Its own name.
+    /// Returns its own name.
     pub fn id(&self) -> &str {
         &self.id
     }
 
-    /// Counters of the switch.
+    /// Returns the counters of the switch.
     pub fn stats(&self) -> SwitchStats {
         let ports = self.group.children().zip(&self.ports);
         let each = ports.map(|(export, port)| {
@@ -456,14 +456,14 @@ impl Switched {
         SwitchStats(each.collect())
     }
 
-    /// Counters of a device.
+    /// Returns the counters of a device.
     pub fn device_stats(&self) -> impl Iterator<Item = (&str, ExportStats)> {
         self.group
             .children()
             .map(|member| (member.id(), member.stats()))
     }
 
-    /// The end: front ends are hung up on.
+    /// Ends it, disconnects its front ends, and returns its devices.
     pub fn into_devices(self) -> Vec<Device<NetClass>> {
         let exports = self.group.into_children();
         exports
@@ -473,7 +473,7 @@ impl Switched {
     }
 }
 
-/// Why frames were dropped, as it is written.
+/// Reasons for which frames were dropped, as they are written.
 const REASONS: [(&str, DropReason); 7] = [
     ("short", DropReason::Short),
     ("address", DropReason::Address),

@@ -1,4 +1,4 @@
-//! What a configuration may say, and what is said of one that may not.
+//! Configurations that are accepted, and messages for those that are not.
 
 mod switched;
 

@@ -16,7 +16,7 @@ const TOKEN: u32 = 0;
 /// Frames of one direction in one visit at most: a burst.
 const MOST: usize = 32;
 
-/// What is on a port of a switch.
+/// Member of a switch, on one port.
 #[derive(Debug)]
 pub enum Member {
     /// A network device.
@@ -36,7 +36,7 @@ pub struct UplinkPoller {
 }
 
 impl UplinkPoller {
-    /// Over an interface, to a switch; `name` is for log and counters.
+    /// Creates one over an interface, to a switch; `name` is for log and counters.
     pub fn new(name: String, uplink: Uplink<TapPort>) -> Self {
         Self {
             name,
@@ -58,7 +58,7 @@ impl UplinkPoller {
 }
 
 impl Member {
-    /// Its name.
+    /// Returns its name.
     pub fn id(&self) -> &str {
         match self {
             Self::Device(export) => export.id(),
@@ -66,7 +66,7 @@ impl Member {
         }
     }
 
-    /// Its counters.
+    /// Returns its counters.
     pub fn stats(&self) -> ExportStats {
         match self {
             Self::Device(export) => export.stats(),
@@ -74,7 +74,7 @@ impl Member {
         }
     }
 
-    /// The end: a front end is hung up on.
+    /// Ends it, disconnects its front end, and returns its device, if it is one.
     pub fn into_device(self) -> Option<Device<NetClass>> {
         match self {
             Self::Device(export) => Some(export.into_device()),
@@ -99,8 +99,8 @@ impl Poller for UplinkPoller {
         self.uplink.rebind();
     }
 
-    /// Its places are ours, and what the switch has not delivered from them within microseconds is
-    /// copied.
+    /// Returns whether no frame is kept any more. Its places are ours, and what the switch has not
+    /// delivered from them within microseconds is copied.
     fn may_detach(&mut self, _departure: Departure) -> bool {
         self.is_leaving = true;
         !self.uplink.has_kept()

@@ -3,7 +3,7 @@
 //! | keys | meaning |
 //! |---|---|
 //! | Ctrl-A x | end the machine |
-//! | Ctrl-A h, Ctrl-A ? | say what there is |
+//! | Ctrl-A h, Ctrl-A ? | print the help |
 //! | Ctrl-A Ctrl-A | a Ctrl-A for the guest |
 //!
 //! After any other key nothing happens and both are dropped, so that a slip does not type into the
@@ -12,11 +12,11 @@
 /// Ctrl-A.
 const ESCAPE: u8 = 0x01;
 
-/// What Ctrl-A h prints.
+/// Text that Ctrl-A h prints.
 pub const HELP: &str = "\r\n[exitless] Ctrl-A x: end the machine   Ctrl-A h: this help   \
                         Ctrl-A Ctrl-A: send Ctrl-A\r\n";
 
-/// What the user asked for, besides typing.
+/// Command of the user, besides typing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command {
     /// End the machine.

@@ -1,13 +1,13 @@
 //! The thread between standard input and the console's chip.
 //!
-//! It polls standard input, the chip and the machine's end, and waits for none of them alone: what
-//! the guest does not read is kept here, up to [`MOST`]. Beyond that a pipe or a file is not read
-//! from, so its writer waits and nothing is lost; a terminal is read on, since Ctrl-A x must be
-//! heard, and what is typed is dropped, as on a line that overruns.
+//! It polls standard input, the chip and the machine's end, and waits for none of them alone. Input
+//! that the guest does not read is kept here, up to [`MOST`]. Beyond that a pipe or a file is not
+//! read from, so its writer waits and nothing is lost. A terminal is read on, since Ctrl-A x must
+//! work, and what is typed is dropped, as on a line that overruns.
 //!
-//! Signals are not its affair: see [`crate::ending::signals`]. No thread joins it: between poll and
-//! read another process that shares the terminal may take what was there, and then it waits in read
-//! until the process ends.
+//! Signals are handled elsewhere: see [`crate::ending::signals`]. No thread joins it: between poll
+//! and read another process that shares the terminal may take what was there, and then it waits in
+//! read until the process ends.
 //!
 //! UNSAFETY: `poll` and `read` on descriptors held here.
 
@@ -26,7 +26,7 @@ use crate::messages;
 /// Bytes that wait for the guest.
 const MOST: usize = 64 << 10;
 
-/// Where typing goes.
+/// Destination of typing.
 pub struct Keyboard {
     /// The console's chip.
     pub uart: Arc<Uart>,
@@ -50,7 +50,7 @@ pub fn spawn(keyboard: Keyboard, control: Arc<Control>) -> io::Result<()> {
 
 struct Typist {
     keyboard: Keyboard,
-    /// `None` after its end: the guest simply hears nothing any more.
+    /// `None` after its end: the guest receives no more input.
     input: Option<File>,
     filter: EscapeFilter,
     /// Typed, and not taken by the guest.
@@ -97,7 +97,7 @@ impl Typist {
         }
     }
 
-    /// To the guest, as much as it takes.
+    /// Passes input to the guest, as much as it takes.
     fn pass_on(&mut self) {
         while !self.pending.is_empty() {
             let taken = self.keyboard.uart.offer(self.pending.make_contiguous());

@@ -30,7 +30,7 @@ const FATAL: [libc::c_int; 5] = [
 pub struct RawMode(());
 
 impl RawMode {
-    /// Raw mode for standard input, if that is a terminal; `None` if it is not.
+    /// Enters raw mode for standard input, if that is a terminal; `None` if it is not.
     pub fn enter() -> io::Result<Option<Self>> {
         if !io::stdin().is_terminal() {
             return Ok(None);

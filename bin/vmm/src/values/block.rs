@@ -1,7 +1,7 @@
 //! The keys of a block device, as they are written after `--disk` and `--block`, and in a file.
 //!
-//! One grammar for every command: each accepts a part of the keys, and what a key's value may be is
-//! said here.
+//! One grammar for every command: each accepts a part of the keys, and the values that a key may
+//! have are given here.
 
 use std::path::PathBuf;
 
@@ -38,20 +38,20 @@ pub const ALL: [&str; 20] = [
     "bps-burst",
 ];
 
-/// The serial number of a disk with this name, of 20 bytes at most.
+/// Returns the serial number of a disk with this name, of 20 bytes at most.
 pub fn serial(id: &str) -> [u8; 20] {
     let mut serial = [0; 20];
     serial[..id.len()].copy_from_slice(id.as_bytes());
     serial
 }
 
-/// Every key but these.
+/// Returns every key but these.
 pub fn all_but(accepted: &[&str]) -> impl Iterator<Item = &'static str> {
     let accepted = accepted.to_vec();
     ALL.into_iter().filter(move |key| !accepted.contains(key))
 }
 
-/// What is said to be in a device's file.
+/// Format of a device's file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     Raw,
@@ -123,10 +123,10 @@ impl BlockSpec {
         })
     }
 
-    /// What is said to be in the file; `None`: nothing is said.
+    /// Returns the format that is given; `None`: none is given.
     ///
     /// # Errors
-    /// No format that there is.
+    /// A format that does not exist.
     pub fn format(&self) -> Result<Option<Format>> {
         match self.format.as_deref() {
             None => Ok(None),
@@ -136,7 +136,7 @@ impl BlockSpec {
         }
     }
 
-    /// Bytes of a logical block: 512 unless said otherwise, or 4096.
+    /// Returns the bytes of a logical block: 512 unless another number is given, or 4096.
     ///
     /// # Errors
     /// Any other number.
@@ -148,7 +148,7 @@ impl BlockSpec {
         Ok(block)
     }
 
-    /// Request queues: 1 unless said otherwise, to 16.
+    /// Returns the number of request queues: 1 unless another is given, to 16.
     ///
     /// # Errors
     /// Any other number.
@@ -156,7 +156,7 @@ impl BlockSpec {
         Ok(in_range("queues", self.queues, 1, 1..=16)? as u16)
     }
 
-    /// Entries of a queue.
+    /// Returns the number of entries of a queue.
     ///
     /// # Errors
     /// No power of two from 2 to 1024.

@@ -1,4 +1,5 @@
-//! Files of settings, read whole: how large one may be, and what is shown of one that is wrong.
+//! Files of settings, read whole: the largest size, and the excerpt that is shown of one that is
+//! wrong.
 
 use std::fs::File;
 use std::io::Read;
@@ -15,7 +16,7 @@ use super::nearest::hint;
 const MOST: u64 = 4 << 20;
 /// Columns of a line that are shown on either side of a mistake.
 const SIDE: usize = 36;
-/// Most characters of what a parser says, which may repeat what stands in the file.
+/// Most characters of a parser's message, which may repeat text of the file.
 const MOST_SAID: usize = 1000;
 
 /// Reads a regular file of text.
@@ -66,7 +67,7 @@ pub fn toml<T: DeserializeOwned>(path: &Path) -> Result<T> {
     })
 }
 
-/// The parser's message, with the nearest name to one that is unknown.
+/// Returns the parser's message, with the nearest name to one that is unknown.
 fn said(message: &str) -> String {
     let mut quoted = message.split('`').skip(1).step_by(2);
     let hint = match (message.starts_with("unknown field"), quoted.next()) {
@@ -78,7 +79,7 @@ fn said(message: &str) -> String {
     format!("{message}{dots}{hint}")
 }
 
-/// At most so many characters, each of which is printable.
+/// Returns at most so many characters, each of which is printable, and whether there are more.
 fn cut(text: &str, most: usize) -> (String, bool) {
     let shown = text.chars().take(most).map(printable).collect();
     (shown, text.chars().nth(most).is_some())
@@ -88,7 +89,7 @@ fn printable(c: char) -> char {
     if c.is_control() { '\u{fffd}' } else { c }
 }
 
-/// Where a mistake is.
+/// Place of a mistake.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Excerpt {
     /// `line 3, column 1: `
@@ -97,7 +98,8 @@ struct Excerpt {
     lines: String,
 }
 
-/// The line of `text` in which `span` begins, cut to a terminal's width on both sides of it.
+/// Returns the line of `text` in which `span` begins, cut to a terminal's width on both sides of
+/// it.
 fn excerpt(text: &str, span: Range<usize>) -> Excerpt {
     // A parser's span may end between two bytes of a character.
     let start = char_boundary(text, span.start);
@@ -128,7 +130,7 @@ fn excerpt(text: &str, span: Range<usize>) -> Excerpt {
     }
 }
 
-/// The last boundary of a character up to byte `at`.
+/// Returns the last boundary of a character up to byte `at`.
 fn char_boundary(text: &str, at: usize) -> usize {
     let candidates = (0..=at.min(text.len())).rev();
     // One of four bytes is one.
@@ -153,7 +155,7 @@ mod tests {
         colour: Option<u64>,
     }
 
-    /// The message about a file with this content.
+    /// Returns the message about a file with this content.
     fn refused(content: &[u8]) -> String {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("settings.toml");

@@ -50,7 +50,7 @@ impl<'a> Keys<'a> {
         Some(self.pairs.remove(at).1)
     }
 
-    /// The value of a key, if it is given.
+    /// Returns the value of a key, if it is given.
     pub fn peek(&self, key: &str) -> Option<&'a str> {
         let given = self.pairs.iter().find(|(given, _)| *given == key);
         given.map(|(_, value)| *value)
@@ -104,7 +104,7 @@ impl<'a> Keys<'a> {
         self.take(key).map(number).transpose()
     }
 
-    /// Those of the keys that a command accepts.
+    /// Returns those of the keys that a command accepts.
     pub fn part<'k>(&'k mut self, accepted: &'k [&'k str]) -> Part<'k, 'a> {
         Part {
             keys: self,
@@ -112,7 +112,7 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// Nothing may be left.
+    /// Checks that nothing is left.
     ///
     /// # Errors
     /// Names the first unknown key, the nearest known one, and all that are known.
@@ -142,13 +142,13 @@ impl Part<'_, '_> {
         self.accepted.contains(&key)
     }
 
-    /// A key's value.
+    /// Returns a key's value.
     pub fn text(&mut self, key: &str) -> Option<String> {
         let value = self.accepts(key).then(|| self.keys.take(key));
         value.flatten().map(str::to_owned)
     }
 
-    /// Whether a key is there, which has no value.
+    /// Returns whether a key is there, which has no value.
     ///
     /// # Errors
     /// It has one.
@@ -159,7 +159,7 @@ impl Part<'_, '_> {
         }
     }
 
-    /// An `on|off` key.
+    /// Returns the value of an `on|off` key.
     ///
     /// # Errors
     /// Another value.
@@ -170,7 +170,7 @@ impl Part<'_, '_> {
         }
     }
 
-    /// A number; units are those of sizes.
+    /// Returns a number; units are those of sizes.
     ///
     /// # Errors
     /// Another value.

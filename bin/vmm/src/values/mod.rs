@@ -8,7 +8,7 @@ pub mod nearest;
 pub mod net;
 pub mod size;
 
-/// A number of things: `1 device`, `2 devices`.
+/// Returns a number of things, as text: `1 device`, `2 devices`.
 pub fn counted(count: usize, noun: &str) -> String {
     let ending = if count == 1 { "" } else { "s" };
     format!("{count} {noun}{ending}")

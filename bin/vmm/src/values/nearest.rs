@@ -3,7 +3,7 @@
 /// Most letters that a name may differ by from what was meant.
 const MOST: usize = 2;
 
-/// The name of `known` that is nearest to `name`, if one is near.
+/// Returns the name of `known` that is nearest to `name`, if one is near.
 pub fn nearest<'a>(name: &str, known: &[&'a str]) -> Option<&'a str> {
     let distance = |other: &&str| strsim::damerau_levenshtein(name, other);
     let best = known.iter().copied().min_by_key(|other| distance(other))?;
@@ -12,7 +12,7 @@ pub fn nearest<'a>(name: &str, known: &[&'a str]) -> Option<&'a str> {
     (distance(&best) <= most.max(1) && name.len() > 1).then_some(best)
 }
 
-/// `; did you mean "NAME"?`, or nothing.
+/// Returns `; did you mean "NAME"?`, or nothing.
 pub fn hint(name: &str, known: &[&str]) -> String {
     match nearest(name, known) {
         Some(meant) => format!("; did you mean {meant:?}?"),

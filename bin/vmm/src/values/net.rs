@@ -1,7 +1,7 @@
 //! The keys of a network device, as they are written after `--net`, and in a file.
 //!
-//! One grammar for every command, as `block` is for disks: each accepts a part of the keys, and
-//! what a key's value may be is said here.
+//! One grammar for every command, as `block` is for disks: each accepts a part of the keys, and the
+//! values that a key may have are given here.
 
 use std::path::PathBuf;
 
@@ -14,7 +14,7 @@ use super::keys::Keys;
 use super::size::{self, in_range};
 use crate::ports::CaptureConfig;
 
-/// Bytes of a capture file, unless said otherwise.
+/// Bytes of a capture file, unless another number is given.
 const CAPTURE: u64 = 64 << 20;
 
 /// One device as it is written.
@@ -107,7 +107,7 @@ impl NetSpec {
         })
     }
 
-    /// Queue pairs: 1 unless said otherwise.
+    /// Returns the number of queue pairs: 1 unless another is given.
     ///
     /// # Errors
     /// None, or more than a device has.
@@ -115,8 +115,8 @@ impl NetSpec {
         Ok(in_range("pairs", self.pairs, 1, 1..=MAX_PAIRS.into())? as u16)
     }
 
-    /// Largest packet, if it is said: what Linux takes, an IPv4 host's least to what fits the
-    /// field.
+    /// Returns the largest packet, if it is given: what Linux takes, an IPv4 host's least to what
+    /// fits the field.
     ///
     /// # Errors
     /// Any other number.
@@ -125,7 +125,7 @@ impl NetSpec {
         Ok(self.mtu.map(check).transpose()?.map(|mtu| mtu as u16))
     }
 
-    /// The file that the frames are written to.
+    /// Returns the file that the frames are written to.
     ///
     /// # Errors
     /// Its bound is too small or too large, or there is no file for it.

@@ -10,8 +10,8 @@ use serde::de::{Error, Visitor};
 /// Units that a number may have, in words.
 pub const UNITS: &str = "K, M, G or T (powers of 1024)";
 
-/// A number, of bytes or of anything else: digits, or digits with K, M, G or T (powers of 1024), in
-/// either case, which may be written as KB or KiB, too.
+/// Parses a number, of bytes or of anything else: digits, or digits with K, M, G or T (powers of
+/// 1024), in either case, which may be written as KB or KiB, too.
 ///
 /// # Errors
 /// Says what it is not.
@@ -34,7 +34,7 @@ pub fn number(text: &str) -> Result<u64> {
         .with_context(|| format!("{text:?} is more than 64 bits count"))
 }
 
-/// A number of bytes.
+/// Parses a number of bytes.
 ///
 /// # Errors
 /// See [`number`].
@@ -42,7 +42,7 @@ pub fn bytes(text: &str) -> Result<u64> {
     number(text)
 }
 
-/// A number in a file: as one, or as a text with a unit.
+/// Reads a number in a file: as one, or as a text with a unit.
 ///
 /// # Errors
 /// It is neither, or below zero.
@@ -71,7 +71,7 @@ pub fn in_file<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<Option
     from.deserialize_any(Number).map(Some)
 }
 
-/// Host CPUs: numbers and ranges, `2,0-1`; at most 1024 of them.
+/// Parses a list of host CPUs: numbers and ranges, `2,0-1`; at most 1024 of them.
 pub fn cpu_list(text: &str) -> Result<Vec<usize>> {
     let mut cpus = Vec::new();
     for part in text.split(',') {
@@ -98,7 +98,7 @@ pub fn cpu_list(text: &str) -> Result<Vec<usize>> {
     Ok(cpus)
 }
 
-/// A number that may be absent, in a range.
+/// Returns a number that may be absent, in a range.
 pub fn in_range(
     key: &str,
     value: Option<u64>,
@@ -112,7 +112,7 @@ pub fn in_range(
     Ok(value)
 }
 
-/// Entries of a queue.
+/// Returns the number of entries of a queue.
 ///
 /// # Errors
 /// No power of two from 2 to 1024.

@@ -12,7 +12,7 @@ fn beginning() -> Snapshot {
 }
 
 /// A window of 100 exits: 30 iommu, 7 doorbell, 8 device, 12 interrupt, 6 apic, 10 hlt, 20 timer, 5
-/// memory, and 2 nobody claims.
+/// memory, and 2 without a cause.
 fn a_hundred() -> Snapshot {
     Snapshot {
         kvm: [100, 0, 0, 0],
@@ -59,7 +59,7 @@ fn every_exit_is_charged_once() {
 #[test]
 fn a_retry_at_the_armed_page_is_the_iommus() {
     let mut end = a_hundred();
-    // The owner hears of one store; the vCPU tries it three times.
+    // The owner is notified of one store; the vCPU tries it three times.
     end.user.iommu = 0;
     end.owner.gate_faults = 10;
     let exits = exits(&end);

@@ -1,5 +1,5 @@
-//! What a process has left in tracefs that ended without dropping its histograms: an instance with
-//! triggers, and synthetic events.
+//! Removal of what a process left in tracefs when it ended without dropping its histograms: an
+//! instance with triggers, and synthetic events.
 
 use std::fs;
 use std::path::Path;
@@ -7,8 +7,8 @@ use std::path::Path;
 use super::triggers::{self, Names};
 use super::{ROOT, append, instance_of};
 
-/// The processes, in order, of which instances or synthetic events stand among `names` and that are
-/// not alive.
+/// Returns the processes, in order, of which instances or synthetic events stand among `names` and
+/// that are not alive.
 pub fn leftovers<'a>(
     names: impl IntoIterator<Item = &'a str>,
     is_alive: impl Fn(u32) -> bool,
@@ -48,7 +48,8 @@ pub fn remove(own: u32) {
         let set = triggers::triggers(&[], &names);
         let set = set.iter().rev().map(|trigger| trigger.event.as_str());
         for event in set.chain([triggers::PAGE_FAULTS]).chain(triggers::WRITES) {
-            // All of an instance that is nobody's: opening for truncation removes its triggers.
+            // The instance's process has ended, so all of its triggers go: opening for truncation
+            // removes them.
             let trigger = instance.join(event).join("trigger");
             let _ = fs::File::options().write(true).truncate(true).open(trigger);
         }
@@ -75,7 +76,7 @@ mod tests {
             "exitless_tick_12",
             "exitless_irq_13",
             "exitless-7",
-            // Somebody else's.
+            // Of other programs.
             "exitless",
             "exitless-",
             "exitless-self",

@@ -1,4 +1,4 @@
-//! Rows of histograms, as the kernel prints them, and what they count.
+//! Rows of histograms, as the kernel prints them, and their counts by name.
 
 use crate::reasons::{ISA_VMX, Kind, MSR_EOI, MSR_INITIAL_COUNT, MSR_TSC_DEADLINE, MSR_X2APIC};
 use crate::reasons::{TIMER_VECTOR, Traced, WINDOWS, svm_kind, vmx_kind};
@@ -26,7 +26,7 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// What they count.
+    /// Returns the counts by name, from the rows.
     pub fn traced(&self) -> Traced {
         let mut traced = Traced::default();
         for (keys, count) in &self.exits {
@@ -88,7 +88,7 @@ fn total(rows: &Rows) -> u64 {
     rows.iter().map(|(_, count)| count).sum()
 }
 
-/// Of the timer's vector, and of all others.
+/// Returns the counts of the timer's vector, and of all others.
 fn by_vector(rows: &Rows) -> (u64, u64) {
     let (timer, others): (Rows, Rows) = rows
         .iter()
@@ -97,7 +97,7 @@ fn by_vector(rows: &Rows) -> (u64, u64) {
     (total(&timer), total(&others))
 }
 
-/// All that the histogram with this filter has counted, of an event that has several.
+/// Returns all that the histogram with this filter has counted, of an event that has several.
 pub fn total_under(text: &str, filter: &str) -> u64 {
     const INFO: &str = "# trigger info: ";
     let is_ours = |section: &&str| {

@@ -78,7 +78,7 @@ fn writes_are_rows_by_address() {
 }
 
 #[test]
-fn what_is_no_row_is_no_count() {
+fn malformed_rows_are_not_counted() {
     assert!(parse("{ broken\n{ a: x } hitcount: 3\nTotals:\n").is_empty());
     let split = combine(&Counts::default().traced());
     assert_eq!((split.reasons.values().sum::<u64>(), split.overlap), (0, 0));

@@ -1,7 +1,7 @@
-//! Which histograms there are, as the text that sets each: data, so that tests can run the joins
+//! Histograms of the ledger, as the text that sets each: data, so that tests can run the joins
 //! without a kernel.
 //!
-//! How a join is written: `v=field` stores a value under the thread; another event that names `$v`
+//! A join is written so: `v=field` stores a value under the thread; another event that names `$v`
 //! finds it or counts nothing. A plain `x=$v` leaves `$v` as it is, and only an expression, such as
 //! `$v+common_pid`, unsets it.
 
@@ -19,7 +19,8 @@ pub struct Trigger {
 }
 
 impl Trigger {
-    /// Of `event`, what `hist` says, on condition.
+    /// Creates a trigger of `event`, with the histogram `hist`, for the events that `filter` lets
+    /// pass.
     fn new(event: &str, hist: &str, filter: &str) -> Self {
         Self {
             event: event.to_owned(),
@@ -28,7 +29,7 @@ impl Trigger {
         }
     }
 
-    /// As it is written to set it.
+    /// Returns the text that sets it.
     pub fn line(&self) -> String {
         if self.filter.is_empty() {
             self.text.clone()
@@ -37,7 +38,7 @@ impl Trigger {
         }
     }
 
-    /// As it is written to unset it: the filter counts, since two histograms of one event may
+    /// Returns the text that unsets it: the filter counts, since two histograms of one event may
     /// differ in nothing else.
     pub fn undo(&self) -> String {
         format!("!{}", self.line())
@@ -56,7 +57,7 @@ pub struct Names {
 }
 
 impl Names {
-    /// Those of this process.
+    /// Returns those of this process.
     pub fn of_process(pid: u32) -> Self {
         Self {
             injected: format!("exitless_{pid}"),
@@ -65,12 +66,12 @@ impl Names {
         }
     }
 
-    /// The names.
+    /// Returns the names.
     pub fn all(&self) -> [&str; 3] {
         [&self.injected, &self.ticked, &self.interrupted]
     }
 
-    /// The events' definitions.
+    /// Returns the events' definitions.
     pub fn definitions(&self) -> [String; 3] {
         [
             format!("{} unsigned int reason; unsigned int vector", self.injected),
@@ -79,7 +80,7 @@ impl Names {
         ]
     }
 
-    /// Directory of a synthetic event.
+    /// Returns the directory of a synthetic event.
     pub fn directory(name: &str) -> String {
         format!("events/synthetic/{name}")
     }
@@ -89,7 +90,7 @@ impl Names {
 pub const EXITS: &str = "events/kvm/kvm_exit";
 /// Ends of interrupts.
 pub const EOI: &str = "events/kvm/kvm_eoi";
-/// Those of them that were paravirtual.
+/// Ends of interrupt that were paravirtual.
 pub const PV_EOI: &str = "events/kvm/kvm_pv_eoi";
 /// Model-specific registers.
 pub const MSRS: &str = "events/kvm/kvm_msr";
@@ -114,7 +115,7 @@ const FOR_INTERRUPT: &str = "((isa==2&&exit_reason==96)||(isa==1&&exit_reason==1
 /// `TRACE_FLAG_IRQS_OFF`.
 const INTERRUPTS_OFF: &str = "common_flags&1";
 
-/// The histograms of the threads `tids`.
+/// Returns the histograms of the threads `tids`.
 pub fn triggers(tids: &[i32], names: &Names) -> Vec<Trigger> {
     let threads = of_threads(tids);
     let plain = [
@@ -145,8 +146,8 @@ fn injections(threads: &str, name: &str) -> [Trigger; 3] {
     ]
 }
 
-/// Exits for an interrupt by whether it was the host's tick, in both orders of exit and handler.
-/// One trigger each, since it ends where a variable is not set.
+/// Returns triggers that count exits for an interrupt by whether it was the host's tick, in both
+/// orders of exit and handler. One trigger each, since it ends where a variable is not set.
 fn interrupts(threads: &str, names: &Names) -> Vec<Trigger> {
     let handled = format!("({threads})&&{FOR_INTERRUPT}&&!({INTERRUPTS_OFF})");
     let pending = format!("({threads})&&{FOR_INTERRUPT}&&({INTERRUPTS_OFF})");
@@ -194,7 +195,7 @@ fn interrupts(threads: &str, names: &Names) -> Vec<Trigger> {
     all
 }
 
-/// Page faults of the threads `tids` at addresses in any of `ranges`.
+/// Returns a trigger that counts page faults of the threads `tids` at addresses in any of `ranges`.
 pub fn page_faults(tids: &[i32], ranges: &[Range<u64>]) -> Trigger {
     let inside: Vec<_> = ranges
         .iter()
@@ -220,7 +221,7 @@ pub fn writes(tids: &[i32], first: u64, end: u64) -> [Trigger; 2] {
     ]
 }
 
-/// What is true of these threads' events.
+/// Returns a filter for the events of these threads.
 fn of_threads(tids: &[i32]) -> String {
     let threads: Vec<_> = tids
         .iter()

@@ -203,9 +203,9 @@ fn a_slot_that_kvm_does_not_remove_is_remembered_and_removed_later() {
     assert_eq!(slots.shown(), [LOW + PAGE]);
 }
 
-/// A mapping keeps the device open: what has ended holds none, but one that KVM still has.
+/// A mapping keeps the device open: after the end no piece holds one, but one that KVM still has.
 #[test]
-fn what_has_ended_is_shown_no_more_and_lets_go_of_the_device() {
+fn ended_bars_are_not_shown_again_and_release_the_device() {
     let slots = Arc::new(Noted::default());
     let pieces = vec![piece(0, 0, 1), piece(0, 2 * PAGE, 1), piece(2, 0, 1)];
     let mappings: Vec<_> = pieces

@@ -61,7 +61,7 @@ fn pauses_nest_and_an_end_comes_through_them() {
 fn a_thread_that_does_not_park_is_told_but_the_pause_holds() {
     let control = Arc::new(Control::new().unwrap());
     crate::kick::install().unwrap();
-    // This thread has joined and is busy here: kicked, it does not look.
+    // This thread has joined and is busy here: kicked, it does not check the state.
     control.join(Thread::current());
     assert!(!control.pause(Duration::from_millis(5)));
     assert_eq!(control.state().pauses, 1);

@@ -1,8 +1,8 @@
-//! Doorbells that move, before a KVM that only notes what it is asked.
+//! Doorbells that move, before a KVM that only records its calls.
 
 use super::*;
 
-/// What KVM was asked: whether to listen, and where.
+/// Recorder of KVM's calls: whether to listen, and where.
 #[derive(Default)]
 struct Noted {
     calls: Mutex<Vec<(bool, u64)>>,

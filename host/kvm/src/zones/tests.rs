@@ -1,4 +1,4 @@
-//! Two register pages whose writes stand in one ring, with this process as KVM.
+//! Two register pages whose writes are in one ring, with this process as KVM.
 
 use guest_mem::{Gpa, RegisterPage, SlotMapping};
 use kvm_bindings::{KVM_MEM_READONLY, kvm_regs};
@@ -41,7 +41,7 @@ impl Noting {
 struct Machine {
     kvm: FakeKvm,
     units: [Noting; 2],
-    /// What drivers have written.
+    /// Values that drivers have written.
     written: [Vec<u64>; 2],
     exits: u32,
 }

@@ -9,8 +9,8 @@
 //! |---|---|
 //! | common configuration | exits at each access, and runs it on a page of its own |
 //! | ISR, device's configuration, pending bits | reads; a write has no effect |
-//! | doorbell | writes, and nothing comes of it |
-//! | message table | reads; a write exits, and is looked at as an assigned device's |
+//! | doorbell | writes, without effect |
+//! | message table | reads; a write exits, and is checked as an assigned device's |
 
 use bare::pci;
 use elvis::function::{self, Function, Written};
@@ -31,8 +31,8 @@ pub struct Place {
 }
 
 impl Place {
-    /// An empty slot, and a base address below those of other functions; nothing of `taken` may be
-    /// there.
+    /// Finds an empty slot, and a base address below those of other functions; nothing of `taken`
+    /// may be there.
     pub fn find(mut taken: impl Iterator<Item = (u64, u64)>) -> Option<Self> {
         const HEADER: u8 = 0x0c;
         /// End of the addresses that firmware's tables give to devices: the I/O APIC.
@@ -53,12 +53,12 @@ impl Place {
 
     const LEN: u64 = function::BAR_LEN as u64;
 
-    /// Where `address` is behind the base address.
+    /// Returns the offset of `address` behind the base address.
     pub fn offset(&self, address: u64) -> Option<u64> {
         address.checked_sub(self.base).filter(|at| *at < Self::LEN)
     }
 
-    /// Its pages.
+    /// Returns its pages.
     pub fn pages(&self) -> impl Iterator<Item = u64> + use<> {
         (self.base..self.base + Self::LEN).step_by(PAGE as usize)
     }
@@ -71,7 +71,7 @@ pub struct Block {
 }
 
 impl Block {
-    /// That of a function which has been reset.
+    /// Creates the state of a function which has been reset.
     pub fn new(place: Place) -> Self {
         Self {
             function: Function::new(place.base as u32),
@@ -89,7 +89,7 @@ impl Block {
         self.function.write(register, lanes, value)
     }
 
-    /// The common configuration as the guest reads it.
+    /// Returns the common configuration as the guest reads it.
     pub fn shown(&mut self) -> [u8; registers::LEN] {
         if io_core::has_stopped(self.registers.epoch()) {
             self.registers.set_needs_reset();
@@ -97,17 +97,17 @@ impl Block {
         self.registers.shown()
     }
 
-    /// The guest wrote at `offset` there, and it has `bytes` now.
+    /// Takes a write of the guest's at `offset` there, which has `bytes` now.
     pub fn written(&mut self, offset: usize, bytes: &[u8; registers::LEN]) {
         self.registers.written(offset, bytes);
     }
 
-    /// Whether an entry of the message table sends.
+    /// Returns whether an entry of the message table sends.
     pub fn is_open(&self, entry: messages::Entry) -> bool {
         messages::is_open(entry, self.function.control()) && self.function.is_master()
     }
 
-    /// Settings for the I/O core, if the entries send these vectors.
+    /// Returns the settings for the I/O core, if the entries send these vectors.
     pub fn settings(&self, vectors: [Option<elvis::Vector>; ENTRIES]) -> Settings {
         let queue = self.registers.queue();
         Settings {

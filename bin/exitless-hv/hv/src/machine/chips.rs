@@ -38,7 +38,7 @@ impl Chips {
         Some(self.remapping.as_mut()?.message(index, to, vector))
     }
 
-    /// Has an entry of the I/O APIC, which policy has looked at, name an interrupt of the IOMMU; as
+    /// Has an entry of the I/O APIC, which policy has checked, name an interrupt of the IOMMU; as
     /// it is where there is none.
     pub fn remapped_redirection(&mut self, to: Redirection) -> Redirection {
         let Some(unit) = &mut self.remapping else {
@@ -61,7 +61,7 @@ impl Chips {
             .is_some_and(|unit| unit.faults(each))
     }
 
-    /// The 8254 timer, to write to it.
+    /// Returns the 8254 timer, to write to it.
     pub fn pit_mut(&mut self) -> &mut Pit {
         &mut self.pit
     }
@@ -71,7 +71,7 @@ impl Chips {
         self.config = config;
     }
 
-    /// Configuration space, to access it.
+    /// Returns configuration space, to access it.
     pub fn config_mut(&mut self) -> &mut Config {
         &mut self.config
     }
@@ -81,7 +81,7 @@ impl Chips {
         self.io_apic.as_ref().map_or([(0, 0); 2], IoApic::shown)
     }
 
-    /// The guest wrote to the I/O APIC: an entry that policy has to look at.
+    /// Takes a write of the guest's to the I/O APIC. Returns an entry that policy has to check.
     pub fn io_apic_written(&mut self, offset: u64, value: u32) -> Option<Redirection> {
         self.io_apic.as_mut()?.written(offset, value)
     }
@@ -91,7 +91,7 @@ impl Chips {
         self.deferred |= 1 << pin;
     }
 
-    /// The pins that were left, with their entries as the guest wrote them.
+    /// Returns the pins that were left, with their entries as the guest wrote them.
     pub fn deferred(&self) -> impl Iterator<Item = Redirection> + use<> {
         let (deferred, chip) = (self.deferred, self.io_apic.as_ref());
         let entries = chip.map(|chip| *chip.entries()).unwrap_or_default();
@@ -101,12 +101,13 @@ impl Chips {
         pins.map(|(pin, entry)| Redirection { pin, entry })
     }
 
-    /// A pin's entry is put through, or another than was left.
+    /// Removes a pin from those that were left: its entry is put through, or is another than was
+    /// left.
     pub fn settle(&mut self, pin: u32) {
         self.deferred &= !(1 << pin);
     }
 
-    /// Gives the I/O APIC an entry that policy has looked at.
+    /// Gives the I/O APIC an entry that policy has checked.
     pub fn redirect(&self, to: Redirection) {
         if let Some(chip) = &self.io_apic {
             chip.redirect(to);
@@ -124,7 +125,7 @@ impl Chips {
         }
     }
 
-    /// The guest wrote to an 8259: what the chips are to be written.
+    /// Takes a write of the guest's to an 8259. Returns the writes that the chips must get.
     ///
     /// # Errors
     /// Policy's.

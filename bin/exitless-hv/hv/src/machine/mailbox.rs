@@ -1,17 +1,17 @@
-//! What a processor of the guest's asks of another, which alone has its own state.
+//! Requests of the guest's processors to each other: each alone has access to its own state.
 //!
 //! ```text
 //!   asker:  ask: requests ─▶ a ticket ── kick: NMI and message ─▶ (wait: served past the ticket, serving its own meanwhile)
 //!   owner:  at each exit, and while it waits itself:
 //!           begin: the tickets so far ─▶ take: requests ─▶ does it ─▶ finish: served
 //! ```
-//! A request says what to look at, never what to do with a value: two of a kind are one, and what
-//! is looked at is read after the request was taken. Interrupts that the guest's processors send
+//! A request says which state to read anew, never what to do with a value. Two of a kind are one,
+//! and the state is read after the request was taken. Interrupts that the guest's processors send
 //! each other are a set of vectors.
 //!
-//! **Bound.** A processor that is asked exits, since an NMI does so whatever its guest does; it
+//! **Bound.** A processor that is asked exits, since an NMI does so whatever its guest does. It
 //! serves before it enters again, and it enters the guest in no other state. One that waits serves
-//! others meanwhile, so two that ask each other go on. Nothing is asked with a lock held.
+//! others meanwhile, so two that ask each other go on. No core asks with a lock held.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -27,7 +27,7 @@ pub mod request {
     pub const PROTECT: u32 = 1 << 2;
     /// The page of this processor's shadow was written by another, or can be no more from here on.
     pub const REFRESH: u32 = 1 << 3;
-    /// These can be served at any moment of an exit.
+    /// Requests that can be served at any moment of an exit.
     pub const LOOKS: u32 = MESSAGES | PINS | PROTECT | REFRESH;
     /// INIT.
     pub const INIT: u32 = 1 << 4;
@@ -86,7 +86,7 @@ pub struct Mailbox {
 }
 
 impl Mailbox {
-    /// Empty.
+    /// Creates an empty one.
     pub const fn new() -> Self {
         Self {
             requests: AtomicU32::new(0),
@@ -113,13 +113,13 @@ impl Mailbox {
         self.ask(request::START_UP)
     }
 
-    /// Whether what was asked with this ticket has been done.
+    /// Returns whether what was asked with this ticket has been done.
     pub fn is_served(&self, ticket: u64) -> bool {
         // Acquire: pairs with `finish`.
         self.served.load(Ordering::Acquire) >= ticket
     }
 
-    /// Owner: whether something is asked, or was sent.
+    /// Returns whether something is asked, or was sent. For the owner.
     pub fn has_any(&self) -> bool {
         self.requests.load(Ordering::Relaxed) != 0
             || self.asked.load(Ordering::Relaxed) != self.served.load(Ordering::Relaxed)
@@ -130,31 +130,31 @@ impl Mailbox {
                 .any(|word| word.load(Ordering::Relaxed) != 0)
     }
 
-    /// Owner: whether something is asked but a tick of the watchdog's to be taken.
+    /// Returns whether something is asked but a tick of the watchdog's to be taken. For the owner.
     pub fn has_guests(&self) -> bool {
         self.requests.load(Ordering::Relaxed) & !request::WATCHDOG != 0
     }
 
-    /// Owner: the last ticket, before requests are taken.
+    /// Returns the last ticket, before requests are taken. For the owner.
     pub fn begin(&self) -> u64 {
         // Acquire: pairs with `ask`.
         self.asked.load(Ordering::Acquire)
     }
 
-    /// Owner: takes those of these that are asked for.
+    /// Takes those of these that are asked for. For the owner.
     pub fn take(&self, requests: u32) -> u32 {
         self.requests.fetch_and(!requests, Ordering::Relaxed) & requests
     }
 
-    /// Owner: what was asked up to this ticket is done; of other kinds than were taken nothing is
-    /// waited for.
+    /// Marks what was asked up to this ticket as done, for the owner; of other kinds than were
+    /// taken nothing is waited for.
     pub fn finish(&self, ticket: u64) {
         // Release: what was done is seen by the asker. One that waits within a service has served
         // later tickets.
         self.served.fetch_max(ticket, Ordering::Release);
     }
 
-    /// Owner: the page of the start-up that was asked for.
+    /// Returns the page of the start-up that was asked for. For the owner.
     pub fn start_page(&self) -> u8 {
         self.start_page.load(Ordering::Relaxed) as u8
     }
@@ -166,19 +166,19 @@ impl Mailbox {
         word.fetch_or(bit, Ordering::Release);
     }
 
-    /// Owner: takes what was sent.
+    /// Takes what was sent. For the owner.
     pub fn take_posted(&self) -> VectorSet {
         self.posted.take()
     }
 
-    /// Whether the real local APIC may be sent the vector itself.
+    /// Returns whether the real local APIC may be sent the vector itself.
     pub fn is_direct(&self, vector: Vector) -> bool {
         let (word, bit) = self.direct.word(vector);
         // Relaxed: true for good, since the vector stays the same there.
         word.load(Ordering::Relaxed) & bit != 0
     }
 
-    /// Owner: these are assigned now.
+    /// Sets the vectors that are assigned now. For the owner.
     pub fn set_direct(&self, vectors: VectorSet) {
         for (index, word) in (0..).zip(&self.direct.0) {
             let [low, high] = [vectors.word(2 * index), vectors.word(2 * index + 1)];
@@ -186,12 +186,12 @@ impl Mailbox {
         }
     }
 
-    /// The page of the processor's table, if that is shadowed.
+    /// Returns the page of the processor's table, if that is shadowed.
     pub fn shadowed(&self) -> Option<u64> {
         Some(self.shadowed.load(Ordering::Acquire)).filter(|page| *page != 0)
     }
 
-    /// Owner: sets it. Returns whether it was another.
+    /// Sets it, for the owner. Returns whether it was another.
     pub fn set_shadowed(&self, page: Option<u64>) -> bool {
         let page = page.unwrap_or(0);
         self.shadowed.swap(page, Ordering::Release) != page

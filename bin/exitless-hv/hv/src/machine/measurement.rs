@@ -60,7 +60,7 @@ pub struct Measurement {
 }
 
 impl Measurement {
-    /// Nothing counted, and a window since the start.
+    /// Creates an account with nothing counted, and a window since the start.
     pub const fn new() -> Self {
         Self {
             start: (Counts::ZERO, Time { ms: 0, ticks: 0 }),
@@ -71,12 +71,12 @@ impl Measurement {
         }
     }
 
-    /// Has a clock from now on.
+    /// Sets the clock from now on.
     pub fn set_clock(&mut self, clock: Clock) {
         self.clock = Some(clock);
     }
 
-    /// The guest is about to be entered.
+    /// Takes notice that the guest is about to be entered.
     pub fn enter(&mut self) {
         if let Some(clock) = self.clock {
             core1::TICKS.begin(clock.now());

@@ -14,7 +14,7 @@
 //! * *Mailboxes*: one for each processor, by which others ask its core for what only that may do
 //!   ([`mailbox`]).
 //!
-//! What is a processor's own is not here ([`Processor`](crate::vm::Processor)): its control block,
+//! A processor's own state is not here ([`Processor`](crate::vm::Processor)): its control block,
 //! saved registers, nested tables and shadow, local APIC, mode machine and single step. Its core
 //! alone has them, and changes them for others when they ask.
 //!
@@ -79,43 +79,43 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// The command line.
+    /// Returns the command line.
     pub fn options(&self) -> &Options {
         &self.options
     }
 
-    /// The guest's memory.
+    /// Returns the guest's memory.
     pub fn memory(&self) -> &Guest {
         &self.memory
     }
 
-    /// Whether a defence is on.
+    /// Returns whether a defence is on.
     pub fn defends(&self, defence: Defence) -> bool {
         self.options.defend.has(defence)
     }
 
-    /// Whether the timers of its local APICs are the guest's own.
+    /// Returns whether the timers of its local APICs are the guest's own.
     pub fn assigns_timer(&self) -> bool {
         self.options.mode.assigns_timer()
     }
 
-    /// The guest's processors.
+    /// Returns the guest's processors.
     pub fn processors(&self) -> &Processors {
         &self.processors
     }
 
-    /// The mailbox of processor `index`.
+    /// Returns the mailbox of processor `index`.
     pub fn mailbox(&self, index: usize) -> &Mailbox {
         &self.mailboxes[index]
     }
 
-    /// The guest is over, for a reason of the caller's. Whether it was not before.
+    /// Ends the guest, for a reason of the caller's. Returns whether it was not over before.
     pub fn end(&self) -> bool {
         // Relaxed: what is reported of the end is read from counters.
         !self.is_over.swap(true, Ordering::Relaxed)
     }
 
-    /// Whether the guest is over.
+    /// Returns whether the guest is over.
     pub fn is_over(&self) -> bool {
         self.is_over.load(Ordering::Relaxed)
     }
@@ -125,59 +125,59 @@ impl Machine {
         self.hpet.as_ref()?.watchdog_ticks()
     }
 
-    /// The list of ports.
+    /// Returns the list of ports.
     pub fn ports(&self) -> &Ports {
         &self.ports
     }
 
-    /// The assigned device's messages.
+    /// Returns the assigned device's messages.
     pub fn msix(&self) -> Option<Msix> {
         self.msix
     }
 
-    /// The page of the I/O APIC, if accesses to it exit.
+    /// Returns the page of the I/O APIC, if accesses to it exit.
     pub fn io_apic_page(&self) -> Option<u64> {
         self.io_apic
     }
 
-    /// Whether the assigned device reaches the guest's memory alone.
+    /// Returns whether the assigned device reaches the guest's memory alone.
     pub fn contains_dma(&self) -> bool {
         self.contains_dma
     }
 
-    /// Pages that all processors have.
+    /// Returns the pages that all processors have.
     pub fn pages(&self) -> &Shared {
         self.pages
     }
 
-    /// Devices with a state, for as long as this is held.
+    /// Returns the devices with a state, for as long as this is held.
     pub fn chips(&self) -> Guard<'_, Chips> {
         self.chips.lock()
     }
 
-    /// Slot and base address of the block function, if there is one.
+    /// Returns slot and base address of the block function, if there is one.
     pub fn block_place(&self) -> Option<Place> {
         self.block_place
     }
 
-    /// How the guest has a page, if it is the block function's.
+    /// Returns the guest's view of a page, if it is the block function's.
     pub fn block_page(&self, page: u64) -> Option<BlockPage> {
         debug_assert!(page.is_multiple_of(PAGE));
         let offset = self.block_place?.offset(page)?;
         Some(self.pages.block.at(offset))
     }
 
-    /// The block function's state, if there is one, for as long as this is held.
+    /// Returns the block function's state, if there is one, for as long as this is held.
     pub fn block(&self) -> Guard<'_, Option<Block>> {
         self.block.lock()
     }
 
-    /// Counters of processor `index`.
+    /// Returns the counters of processor `index`.
     pub fn counters(&self, index: usize) -> &Counters {
         &self.counters[index]
     }
 
-    /// One of [`TOTALS`](crate::report::TOTALS), of all processors.
+    /// Returns one of [`TOTALS`](crate::report::TOTALS), of all processors.
     pub fn total_of(&self, index: usize) -> u64 {
         self.counters
             .iter()
@@ -185,7 +185,7 @@ impl Machine {
             .sum()
     }
 
-    /// The host's clock, if it has one.
+    /// Returns the host's clock, if it has one.
     pub fn clock(&self) -> Option<Clock> {
         self.hpet.map(|hpet| hpet.clock())
     }
@@ -195,12 +195,12 @@ impl Machine {
         self.clock().map(Clock::microseconds)
     }
 
-    /// Milliseconds of the host's clock, if it has one.
+    /// Returns the milliseconds of the host's clock, if it has one.
     pub fn ms(&self) -> Option<u64> {
         self.clock().map(Clock::milliseconds)
     }
 
-    /// The host's time, if it has a clock.
+    /// Returns the host's time, if it has a clock.
     pub fn time(&self) -> Option<Time> {
         self.hpet.map(|hpet| Time {
             ms: hpet.clock().milliseconds(),
@@ -208,14 +208,14 @@ impl Machine {
         })
     }
 
-    /// A non-maskable interrupt at this time of the host's clock, at the first core.
+    /// Sends a non-maskable interrupt at this time of the host's clock, at the first core.
     pub fn sample(&self, at_us: u64) {
         if let Some(hpet) = &self.hpet {
             hpet.sample(at_us);
         }
     }
 
-    /// The guest is about to be entered.
+    /// Takes notice that the guest is about to be entered.
     pub fn enter(&self) {
         self.measurement.lock().enter();
     }
@@ -246,7 +246,7 @@ impl Machine {
         self.measurement.lock().total(counts)
     }
 
-    /// What was counted by all processors, and the watching core's ticks.
+    /// Returns the counts of all processors, and the watching core's ticks.
     fn counts(&self) -> Counts {
         let all = self.counters.iter().map(Counters::read);
         let mut counts = all.fold(Counts::ZERO, |sum, counts| sum.plus(&counts));

@@ -25,11 +25,11 @@ use crate::remapping::{self, Remapping, Unfit};
 use crate::report::Counters;
 use crate::{core1, hpet, raw_ports, refuse};
 
-/// Where interrupts are written to, and where a local APIC has its registers in memory.
+/// Address to which interrupts are written, and at which a local APIC has its registers in memory.
 const LOCAL_APIC: core::ops::Range<u64> = 0xfee0_0000..0xfef0_0000;
 
 impl Machine {
-    /// A machine that is yet to be set up.
+    /// Creates a machine that is yet to be set up.
     pub fn new(
         pages: &'static mut Shared,
         options: Options,
@@ -58,7 +58,7 @@ impl Machine {
         }
     }
 
-    /// Has the guest see nothing in the place of these pages.
+    /// Shows the guest nothing in the place of these pages.
     fn show_nothing(&mut self, range: core::ops::Range<u64>) {
         Self::put(&mut self.nothing, range);
     }
@@ -70,18 +70,18 @@ impl Machine {
         }
     }
 
-    /// Pages in whose place the guest sees nothing.
+    /// Returns the pages in whose place the guest sees nothing.
     pub fn nothing(&self) -> impl Iterator<Item = u64> {
         let ranges = self.nothing.iter().flatten().cloned();
         ranges.flat_map(|range| range.step_by(PAGE as usize))
     }
 
-    /// Memory that the guest does not reach, beside the hypervisor's own.
+    /// Returns the memory that the guest does not reach, beside the hypervisor's own.
     pub fn removed(&self) -> impl Iterator<Item = core::ops::Range<u64>> {
         self.removed.iter().flatten().cloned()
     }
 
-    /// Watchdog, tick, and the watching core.
+    /// Starts watchdog, tick, and the watching core.
     pub fn start_timers(&mut self, tables: &Tables) {
         let (mut watchdog, tick) = (self.options.watchdog, self.options.tick);
         let critical = self.options.critical;
@@ -146,14 +146,15 @@ impl Machine {
         self.show_nothing(page..page + PAGE);
     }
 
-    /// Time between the host's ticks at the guest's first processor, µs, if it has any there.
+    /// Returns the time between the host's ticks at the guest's first processor, µs, if it has any
+    /// there.
     pub fn tick_us(&self) -> Option<u64> {
         let is_there = self.options.critical == Critical::Limit;
         self.hpet.as_ref().filter(|_| is_there)?.tick_us()
     }
 
-    /// The list of ports. ACPI is turned on, since that takes one of firmware's that the guest has
-    /// not.
+    /// Sets up the list of ports. ACPI is turned on, since that takes one of firmware's that the
+    /// guest has not.
     pub fn list_ports(&mut self, tables: &Tables) {
         const IS_ON: u16 = 1;
         const READS_MAX: u32 = 1_000_000;
@@ -183,7 +184,7 @@ impl Machine {
         }
     }
 
-    /// Whether accesses to a port exit.
+    /// Returns whether accesses to a port exit.
     fn exits_port(&self, number: u16) -> bool {
         let is_withheld = if self.defends(Defence::Ports) {
             !self.ports.is_direct(number)
@@ -195,7 +196,7 @@ impl Machine {
         raw_ports::exits_always(number) || is_withheld || is_config || is_timer
     }
 
-    /// The device, the I/O APIC, and the IOMMU, which is given `pages`.
+    /// Assigns the device, the I/O APIC, and the IOMMU, which is given `pages`.
     pub fn assign(&mut self, tables: &Tables, pages: &'static mut remapping::Pages) {
         match Msix::find() {
             Ok(table) => {
@@ -251,10 +252,10 @@ impl Machine {
         place
     }
 
-    /// The IOMMU, if it is to be used, and can be.
+    /// Turns the IOMMU on, if it is to be used, and can be.
     fn contain_dma(&mut self, tables: &Tables, pages: &'static mut remapping::Pages) {
         if let Some(page) = tables.remapping.unit {
-            // Whatever becomes of it, it is not the guest's.
+            // Whether it can be used or not, it is not the guest's.
             let page = page & !(PAGE - 1);
             self.show_nothing(page..page + PAGE);
         }
@@ -303,7 +304,7 @@ impl Machine {
     }
 }
 
-/// A function as policy has to know it. Its base addresses are sized, with decoding off.
+/// Describes a function as policy has to know it. Its base addresses are sized, with decoding off.
 fn describe(number: u16) -> Function {
     const DECODING: u32 = 3;
     const MSI: u8 = 0x05;

@@ -5,14 +5,14 @@ use bare::pci;
 use crate::acpi_words::{ITEMS_MAX, length, read32, read64};
 use crate::memory::OWN;
 
-/// What it says.
+/// Contents of the table.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Firmware {
     /// The registers of the last unit of segment 0.
     pub unit: Option<u64>,
     /// Units in all.
     pub units: u32,
-    /// What the I/O APIC sends as: bus << 8 | device << 3 | function.
+    /// Requester of the I/O APIC's messages: bus << 8 | device << 3 | function.
     pub io_apic: Option<u16>,
     /// Memory that a function must reach at any time, for firmware's sake, touches the
     /// hypervisor's.
@@ -61,8 +61,8 @@ impl Firmware {
         found
     }
 
-    /// The unit's list of devices: kind, and bus << 8 | device << 3 | function. Those behind a
-    /// bridge of the list are left out.
+    /// Returns the unit's list of devices: kind, and bus << 8 | device << 3 | function. Those
+    /// behind a bridge of the list are left out.
     fn devices(&self) -> impl Iterator<Item = (u8, u16)> {
         let (mut at, end) = self.devices;
         core::iter::from_fn(move || {
@@ -80,7 +80,7 @@ impl Firmware {
         .take(ITEMS_MAX)
     }
 
-    /// A function of bus 0 that does DMA past the unit.
+    /// Returns a function of bus 0 that does DMA past the unit.
     pub fn uncovered(&self) -> Option<u16> {
         const FUNCTION: u8 = 1;
         const HOST_BRIDGE: u32 = 0x0600;

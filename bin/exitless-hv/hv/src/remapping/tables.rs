@@ -44,7 +44,7 @@ impl SecondLevel {
         self.root.as_ptr() as u64
     }
 
-    /// Whole pages from `start` to `end` are reached, below 512 GiB.
+    /// Allows whole pages from `start` to `end`, below 512 GiB.
     ///
     /// # Errors
     /// No table is left. A part of it may be reached.
@@ -76,7 +76,8 @@ impl SecondLevel {
         Ok(())
     }
 
-    /// The table that `entry` points to, by its place in the pool; a new one where there is none.
+    /// Returns the table that `entry` points to, by its place in the pool; a new one where there is
+    /// none.
     fn below(
         pool: &mut [[u64; 512]; POOL],
         used: &mut usize,

@@ -1,6 +1,6 @@
 //! The block function, as the guest's processor accesses it
 //! ([`Block`](crate::machine::block::Block)): its pages, its registers, and the vectors of its
-//! messages, which are looked at like an assigned device's.
+//! messages, which are checked like an assigned device's.
 
 use eli::VectorSet;
 use eli::defence::Defence;
@@ -25,7 +25,7 @@ impl Processor {
         }
     }
 
-    /// A page as the guest has it between its accesses.
+    /// Maps a page as the guest has it between its accesses.
     pub(super) fn protect_block(&mut self, page: u64) {
         match self.machine.block_page(page) {
             Some(BlockPage::Registers) => self.map(page, page, Access::Nothing),
@@ -37,8 +37,8 @@ impl Processor {
         }
     }
 
-    /// Page for an access of the guest's at `address`, if a protected one of the function's is
-    /// there: with what it reads, and to look at behind a write.
+    /// Returns the page for an access of the guest's at `address`, if a protected one of the
+    /// function's is there: with what it reads, and to be checked after a write.
     pub(super) fn block_shown(&mut self, address: u64) -> Option<u64> {
         let scratch = &mut self.pages.scratch;
         match self.machine.block_page(address & !(PAGE - 1))? {
@@ -61,7 +61,7 @@ impl Processor {
         }
     }
 
-    /// The access has been made, to the page that it was shown.
+    /// Ends an access, which has been made, to the page that it was shown.
     pub(super) fn end_block(&mut self, address: u64, is_write: bool) {
         match self.machine.block_page(address & !(PAGE - 1)) {
             Some(BlockPage::Registers) if is_write => {
@@ -146,7 +146,8 @@ impl Processor {
         }
     }
 
-    /// The vector that an entry sends, as the guest has it and as it is at the real local APIC.
+    /// Returns the vector that an entry sends, as the guest has it and as it is at the real local
+    /// APIC.
     fn block_message(&mut self, entry: messages::Entry) -> Option<(eli::Vector, eli::Vector)> {
         let message = Message {
             address: u64::from(entry[1]) << 32 | u64::from(entry[0]),

@@ -101,7 +101,7 @@ fn write(target: Target, word: u32) {
     let data = DATA + u16::from(target.byte);
     let value = target.part(word);
     let address = 1 << 31 | u32::from(target.function) << 8 | u32::from(target.register);
-    // SAFETY: policy has let it through: it is the assigned function's.
+    // SAFETY: policy has allowed it: it is the assigned function's.
     unsafe {
         port::out32(ADDRESS, address);
         match target.size {

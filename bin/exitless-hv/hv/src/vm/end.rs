@@ -19,7 +19,7 @@ use crate::log::say;
 use crate::machine::mailbox::request;
 use crate::{core1, host, io_core, power, raw_ports, vmcb};
 
-/// How a guest ends by itself.
+/// Kind of a guest's own end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
     /// It switches power off, or sleeps.
@@ -38,7 +38,7 @@ impl End {
 }
 
 impl Processor {
-    /// The guest's own end.
+    /// Ends the run: the guest's own end.
     pub(super) fn end(&mut self, end: End) -> ! {
         if !self.machine.end() {
             self.go_on();
@@ -51,7 +51,7 @@ impl Processor {
         power::off()
     }
 
-    /// The end, because of something with which it cannot go on.
+    /// Ends the run because of something with which it cannot go on.
     pub(super) fn stop(&mut self, why: &str) -> ! {
         if !self.machine.end() {
             self.go_on();
@@ -81,7 +81,7 @@ impl Processor {
         self.go_on()
     }
 
-    /// The guest is over at the other processors, too.
+    /// Ends the guest at the other processors, too.
     fn end_others(&self) {
         for index in self.others() {
             self.ask(index, request::END);

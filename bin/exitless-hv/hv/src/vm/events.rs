@@ -18,8 +18,8 @@ use crate::report::{Cause, Count, Kind};
 use crate::vmcb;
 
 impl Processor {
-    /// Physical interrupts: those that wait. They were found to wait for a guest that masks them,
-    /// or not.
+    /// Handles physical interrupts: those that wait. They were found to wait for a guest that masks
+    /// them, or not.
     pub(super) fn interrupt(&mut self, were_found: bool) -> Cause {
         const NONE: Taken = Taken {
             vector: 0,
@@ -52,8 +52,8 @@ impl Processor {
         }
     }
 
-    /// The guest is entered in direct mode: the next moment at which it is looked at is set, if
-    /// there is none.
+    /// Watches a guest that is entered in direct mode: the next moment at which it is sampled is
+    /// set, if there is none.
     pub(super) fn watch_masking(&mut self) {
         if self.interrupts.wants_sample()
             && self.defends(Defence::Masking)
@@ -64,8 +64,8 @@ impl Processor {
         }
     }
 
-    /// A non-maskable interrupt, the watchdog's or another processor's. It is taken with what else
-    /// waits.
+    /// Handles a non-maskable interrupt, the watchdog's or another processor's. It is taken with
+    /// what else waits.
     pub(super) fn nmi(&mut self) -> Cause {
         let is_guests = self.machine.mailbox(self.index).has_guests();
         if !self.defends(Defence::Window) {
@@ -92,7 +92,7 @@ impl Processor {
         }
     }
 
-    /// Whether the guest masks interrupts.
+    /// Returns whether the guest masks interrupts.
     fn masks(&self) -> bool {
         // With IF set only in the shadow of STI no interrupt is ever taken.
         let shadow = self.pages.vmcb.get(vmcb::SHADOW) & 1 != 0;
@@ -134,14 +134,14 @@ impl Processor {
         }
     }
 
-    /// Whether the watchdog has ticked since it was found so last, by its clock.
+    /// Returns whether the watchdog has ticked since it was found so last, by its clock.
     fn is_watchdog_due(&mut self) -> bool {
         let ticks = self.machine.watchdog_ticks().unwrap_or(0);
         let before = core::mem::replace(&mut self.watchdog_ticks, ticks);
         before != ticks
     }
 
-    /// A tick of the watchdog's.
+    /// Handles a tick of the watchdog's.
     pub(super) fn watchdog_ticked(&mut self) {
         let count = if self.index == 0 {
             Count::Nmis
@@ -165,8 +165,8 @@ impl Processor {
         }
     }
 
-    /// Whether an interrupt of the host's waits at the local APIC. Its class is the highest, so
-    /// nothing keeps it there.
+    /// Returns whether an interrupt of the host's waits at the local APIC. Its class is the
+    /// highest, so nothing keeps it there.
     pub(super) fn is_hosts_requested(&self) -> bool {
         hosts::is_requested(apic::read(apic::IRR + 7) as u32)
     }
@@ -235,8 +235,8 @@ impl Processor {
         }
     }
 
-    /// Another exception, which exits so that its delivery cannot repeat itself in the processor:
-    /// it is the guest's.
+    /// Handles another exception, which exits so that its delivery cannot repeat itself in the
+    /// processor: it is the guest's.
     pub(super) fn exception(&mut self, code: u64, during: Option<Event>) -> Cause {
         let vector = (code - 0x40) as Vector;
         let word = self.pages.vmcb.get(vmcb::EXIT_INFO1) as u32;
@@ -283,7 +283,7 @@ impl Processor {
         })
     }
 
-    /// The length of the INT instruction at the guest's instruction pointer.
+    /// Returns the length of the INT instruction at the guest's instruction pointer.
     pub(super) fn software_len(&self) -> Option<u64> {
         let address = self.instruction();
         let mut code = [0; 15];

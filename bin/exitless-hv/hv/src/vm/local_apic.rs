@@ -1,4 +1,4 @@
-//! Accesses to the guest's local APIC, which is the real one as far as policy lets it.
+//! Accesses to the guest's local APIC, which is the real one as far as policy allows.
 
 use bare::apic;
 use eli::Vector;
@@ -14,7 +14,7 @@ use crate::report::{Cause, Kind};
 type Outcome = (Option<u64>, Kind, Cause);
 
 impl Processor {
-    /// The guest's task priority.
+    /// Sets the guest's task priority.
     pub(super) fn set_task_priority(&mut self, priority: u8) {
         let real = self.interrupts.set_task_priority(priority);
         let real = if self.defends(Defence::Priority) {
@@ -26,7 +26,7 @@ impl Processor {
         unsafe { apic::write(apic::TPR, u64::from(real)) }
     }
 
-    /// A write.
+    /// Handles a write.
     pub(super) fn apic_write(&mut self, register: u32, value: u64) -> Outcome {
         let other = (Some(0), Kind::Apic, Cause::Guest);
         match register {
@@ -74,7 +74,7 @@ impl Processor {
         other
     }
 
-    /// A read.
+    /// Handles a read.
     pub(super) fn apic_read(&mut self, register: u32) -> Outcome {
         let (core, lapic) = (self.interrupts.core(), self.interrupts.lapic());
         let word =
@@ -143,7 +143,7 @@ impl Processor {
         }
     }
 
-    /// Whether the guest sets its timer without an exit.
+    /// Returns whether the guest sets its timer without an exit.
     fn sets_timer_itself(&self) -> bool {
         let lapic = self.interrupts.lapic();
         let has_limit = lapic.is_periodic() && self.defends(Defence::Period);
@@ -193,7 +193,7 @@ impl Processor {
             self.limit_period(apic::read(apic::TIMER_DIVIDE) as u32);
         }
         // SAFETY: masked, or fixed with a vector that is the guest's; ExtINT, whose vectors are
-        // looked at elsewhere.
+        // checked elsewhere.
         unsafe { apic::write(register, u64::from(write.real & bits)) }
         if entry == Lvt::Timer {
             let through = self.sets_timer_itself();

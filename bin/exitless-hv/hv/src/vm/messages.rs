@@ -1,5 +1,5 @@
 //! Interrupt messages that the guest programs: the device's (MSI-X), and the I/O APIC's. Policy
-//! looks at each before the hardware has it.
+//! checks each before the hardware has it.
 
 use eli::defence::Defence;
 use eli::hosts::Source;
@@ -13,8 +13,8 @@ use crate::machine::mailbox::request;
 use crate::msix::{self, Entry};
 
 impl Processor {
-    /// The guest uses `vector` from now on. Returns which one it is at the real local APIC, if
-    /// there is any for it.
+    /// Claims `vector`, which the guest uses from now on. Returns which one it is at the real local
+    /// APIC, if there is any for it.
     pub(super) fn claim(&mut self, what: &str, vector: Vector) -> Option<Vector> {
         if !self.defends(Defence::Messages) {
             return Some(vector);
@@ -26,8 +26,8 @@ impl Processor {
         real
     }
 
-    /// The guest wrote to its view of the device's table: the device gets what may go through, of
-    /// each processor by its own core.
+    /// Takes a write of the guest's to its view of the device's table: the device gets what may go
+    /// through, of each processor by its own core.
     pub(super) fn messages_written(&mut self) {
         self.put_messages(true);
         self.ask_and_wait(request::MESSAGES, |_| true);
@@ -58,8 +58,8 @@ impl Processor {
         }
     }
 
-    /// The entry of the device's table that has the same interrupt by way of the IOMMU, if there is
-    /// one.
+    /// Returns the entry of the device's table that has the same interrupt by way of the IOMMU, if
+    /// there is one.
     fn remapped(&self, chips: &mut Chips, index: usize, entry: Entry) -> Entry {
         if entry[3] & msix::MASKED != 0 {
             return entry;
@@ -113,7 +113,7 @@ impl Processor {
         }
     }
 
-    /// The guest wrote to it.
+    /// Takes a write of the guest's to it.
     pub(super) fn io_apic_written(&mut self, offset: u64) {
         let at = offset & 0xff0;
         let mut bytes = [0; 4];
@@ -179,7 +179,7 @@ impl Processor {
     }
 }
 
-/// What becomes of an entry of the device's table.
+/// Outcome of making an entry of the device's table on this processor.
 enum Made {
     /// This processor's interrupt.
     Own(Entry),

@@ -67,7 +67,7 @@ pub struct Processor {
     machine: &'static Machine,
     /// Its number.
     index: usize,
-    /// What this core's handlers note.
+    /// Records of this core's handlers.
     area: &'static Area,
     /// Pages that the hardware reads.
     pages: &'static mut Pages,
@@ -83,12 +83,12 @@ pub struct Processor {
     protected: [Option<u64>; PROCESSORS_MAX],
     /// Ticks of the watchdog when one was taken last.
     watchdog_ticks: u64,
-    /// Cycles at the last look at the clock.
+    /// Cycles at the last read of the clock.
     looked: u64,
 }
 
 impl Processor {
-    /// Processor `index` of `machine`, on this core, which is yet to be set up and entered.
+    /// Creates processor `index` of `machine`, on this core, which is yet to be set up and entered.
     pub fn new(machine: &'static Machine, index: usize, pages: &'static mut Pages) -> Self {
         let (ways, defend) = (machine.options().mode.ways(), machine.options().defend);
         let intercepts = Intercepts {
@@ -115,7 +115,7 @@ impl Processor {
         }
     }
 
-    /// Whether a defence is on.
+    /// Returns whether a defence is on.
     fn defends(&self, defence: Defence) -> bool {
         self.machine.defends(defence)
     }
@@ -270,18 +270,18 @@ impl Processor {
         self.audit()
     }
 
-    /// The guest's third fault in a row.
+    /// Handles the guest's third fault in a row.
     fn shut_down(&mut self) -> ! {
         self.stop("the guest shut down (triple fault)")
     }
 
-    /// The next entry begins with this exception.
+    /// Has the next entry begin with this exception.
     fn raise(&mut self, event: Event) {
         self.interrupts.raise(&mut self.pages.vmcb, event);
     }
 
-    /// The next entry begins with what comes of this exception, met while `first` was delivered or
-    /// by an instruction.
+    /// Has the next entry begin with the event that results from this exception, met while `first`
+    /// was delivered or by an instruction.
     fn raise_during(&mut self, event: Event, first: Option<Event>) {
         match event.met_during(first) {
             Some(event) => self.raise(event),

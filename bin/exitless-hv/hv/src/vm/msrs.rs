@@ -49,7 +49,7 @@ impl Processor {
         (kind, cause)
     }
 
-    /// Another register, by the list; `None`: #GP.
+    /// Returns another register, by the list; `None`: #GP.
     fn listed(&mut self, register: u32, is_write: bool) -> Option<u64> {
         let access = if is_write {
             Access::Write

@@ -3,8 +3,8 @@
 //!
 //! No command of the guest's reaches hardware as it is. A fixed interrupt to another processor is
 //! sent as it is meant where that one has the vector assigned, so it takes it without an exit;
-//! others are posted, and a message of the host's has it look. An NMI is injected, INIT and
-//! start-up are states here: no core of the host's gets any of them.
+//! others are posted, and a message of the host's has it serve its mailbox. An NMI is injected,
+//! INIT and start-up are states here: no core of the host's gets any of them.
 //!
 //! ```text
 //!   runs ── INIT ─▶ waits: the core halts, and serves others ── start-up ─▶ runs, in real mode
@@ -29,27 +29,27 @@ use crate::single_step::Protected;
 use crate::vmcb;
 
 impl Processor {
-    /// Numbers of the other processors.
+    /// Returns the numbers of the other processors.
     pub(super) fn others(&self) -> impl Iterator<Item = usize> + use<> {
         let own = self.index;
         let len = self.machine.processors().len();
         (0..len).filter(move |index| *index != own)
     }
 
-    /// The APIC identifier of a processor of the guest's.
+    /// Returns the APIC identifier of a processor of the guest's.
     fn id_of(&self, index: usize) -> u64 {
         let id = self.machine.processors().id(index);
         u64::from(id.expect("a number of the guest's processors"))
     }
 
-    /// Has a processor look at its mailbox, when its guest takes interrupts.
+    /// Has a processor serve its mailbox, when its guest takes interrupts.
     fn tell(&self, index: usize) {
         let vector = u64::from(Source::Message.vector());
         // SAFETY: the host's vector, which every core of the guest's has a handler for.
         unsafe { apic::write(apic::ICR, self.id_of(index) << 32 | vector) }
     }
 
-    /// Has a processor exit and look at its mailbox, whatever its guest does.
+    /// Has a processor exit and serve its mailbox, whatever its guest does.
     fn kick(&self, index: usize) {
         const NMI: u64 = 4 << 8;
         // SAFETY: as in `tell`.
@@ -150,7 +150,7 @@ impl Processor {
         mailbox.finish(ticket);
     }
 
-    /// A fixed interrupt of the guest's, to some of its processors.
+    /// Sends a fixed interrupt of the guest's, to some of its processors.
     pub(super) fn send_fixed(&mut self, targets: Targets, vector: Vector) {
         let makes = self.defends(Defence::Messages);
         for index in targets.iter() {
@@ -175,7 +175,7 @@ impl Processor {
         }
     }
 
-    /// A non-maskable interrupt of the guest's, to some of its processors.
+    /// Sends a non-maskable interrupt of the guest's, to some of its processors.
     pub(super) fn send_nmi(&mut self, targets: Targets) {
         for index in targets.iter() {
             if index == self.index {
@@ -186,7 +186,7 @@ impl Processor {
         }
     }
 
-    /// INIT, to some of the guest's processors, of which the first is none.
+    /// Sends INIT, to some of the guest's processors, of which the first is none.
     pub(super) fn send_init(&mut self, targets: Targets) {
         for index in targets.iter() {
             if index == self.index {
@@ -197,7 +197,7 @@ impl Processor {
         }
     }
 
-    /// Start-up, to some of the guest's processors.
+    /// Sends a start-up, to some of the guest's processors.
     pub(super) fn send_start_up(&mut self, targets: Targets, page: u8) {
         for index in targets.iter().filter(|index| *index != self.index) {
             self.machine.mailbox(index).ask_start(page);
@@ -205,8 +205,8 @@ impl Processor {
         }
     }
 
-    /// The processor waits for a start-up from here on: nothing is in service or requested, and its
-    /// local APIC is as after INIT.
+    /// Has the processor wait for a start-up from here on: nothing is in service or requested, and
+    /// its local APIC is as after INIT.
     pub(super) fn init(&mut self) {
         self.finish_step();
         self.waits = true;
@@ -268,7 +268,7 @@ impl Processor {
         self.serve();
     }
 
-    /// The guest's handler of a non-maskable interrupt returns.
+    /// Handles the return of the guest's handler of a non-maskable interrupt.
     pub(super) fn started_iret(&mut self) -> Cause {
         self.pages
             .vmcb

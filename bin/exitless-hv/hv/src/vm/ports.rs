@@ -80,8 +80,9 @@ impl Processor {
         Cause::Guest
     }
 
-    /// INS or OUTS: one element, behind which a repeated one exits again. Of the guest's kernel in
-    /// 64-bit mode alone, where no segment but FS and GS has a base; those two are not looked at.
+    /// Handles INS or OUTS: one element, behind which a repeated one exits again. Of the guest's
+    /// kernel in 64-bit mode alone, where no segment but FS and GS has a base; those two are not
+    /// checked.
     fn io_string(&mut self, io: Io, next: u64) -> Result<(), Event> {
         const LONG_MODE: u64 = 1 << 10;
         const LONG: u16 = 1 << 9;
@@ -111,7 +112,7 @@ impl Processor {
             if io.is_in {
                 let value = self.port_read(io.port, io.size);
                 for (place, byte) in places[..len].iter().zip(value.to_le_bytes()) {
-                    // It is there: looked at above.
+                    // It is there: checked above.
                     let _ = self.machine.memory().write(*place, &[byte]);
                 }
             } else {
@@ -139,7 +140,7 @@ impl Processor {
         Ok(())
     }
 
-    /// Physical addresses of an element's bytes.
+    /// Returns the physical addresses of an element's bytes.
     fn places(&mut self, io: Io, start: u64) -> Result<[u64; 4], Event> {
         const PAGE_FAULT: u8 = 14;
         const CODE_WRITE: u32 = 1 << 1;
@@ -213,7 +214,7 @@ impl Processor {
         }
     }
 
-    /// The first counter's, or the control word's.
+    /// Handles a write to the first counter, or to the control word.
     fn timer_write(&mut self, number: u16, value: u8) {
         if !self.defends(Defence::Period) {
             return through_write(number, 1, u32::from(value));

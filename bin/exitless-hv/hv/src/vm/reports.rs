@@ -1,4 +1,4 @@
-//! What is told of a run: windows between markers, and the end.
+//! Reports of a run: windows between markers, and the end.
 
 use core::sync::atomic::Ordering;
 
@@ -31,12 +31,12 @@ impl Processor {
         }
     }
 
-    /// A line of JSON.
+    /// Prints a line of JSON.
     pub(super) fn report(&self, what: &str, account: &Account) {
         self.report_because(what, account, "");
     }
 
-    /// A line of JSON, and why there is one.
+    /// Prints a line of JSON, and why there is one.
     pub(super) fn report_because(&self, what: &str, account: &Account, why: &str) {
         use core::fmt::Write;
         let mut out = log::Line::begin();
@@ -111,7 +111,7 @@ impl Processor {
         self.counters.add(Count::DmaFaultsLost, lost.into());
     }
 
-    /// Returns whether it is time to look at the clock, which is slower than this: a device's
+    /// Returns whether it is time to read the clock, which is slower than this: a device's
     /// register, and read three times. For an interval of milliseconds.
     fn is_look_due(&mut self) -> bool {
         const CYCLES: u64 = 1_000_000;
@@ -123,7 +123,7 @@ impl Processor {
         is_due
     }
 
-    /// The end of a run that has a time (`until=`).
+    /// Ends a run that has a time (`until=`).
     pub(super) fn look_at_the_clock(&mut self) {
         if self.machine.options().until != 0
             && self.is_look_due()

@@ -43,7 +43,7 @@ impl Processor {
         self.show_block();
     }
 
-    /// The local APIC's timer, and the host's tick.
+    /// Limits the period of the local APIC's timer, and sets the host's tick.
     pub fn start_timers(&mut self) {
         if let Some(clock) = self.machine.clock()
             && self.defends(Defence::Period)
@@ -79,7 +79,7 @@ impl Processor {
         say!("hv: watchdog every {ms} ms, seen to tick");
     }
 
-    /// The map of model-specific registers.
+    /// Sets up the map of model-specific registers.
     fn list_msrs(&mut self) {
         let lists = self.defends(Defence::Msrs);
         // The three ranges of the map; all others exit.
@@ -98,7 +98,7 @@ impl Processor {
         }
     }
 
-    /// The control block: of a processor that begins so, or waits for a start-up.
+    /// Sets up the control block: of a processor that begins so, or waits for a start-up.
     pub fn set_up(&mut self, start: Option<Start>) {
         const VM_HSAVE: u32 = 0xc001_0117;
         const EFER: u32 = 0xc000_0080;

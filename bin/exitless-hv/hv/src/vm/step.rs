@@ -1,6 +1,6 @@
 //! Exits that a single step answers ([`SingleStep`](crate::single_step::SingleStep)), and its end:
-//! what protects a register or a page is dropped, the guest runs one instruction, and what came of
-//! it is looked at.
+//! the protection of a register or a page is dropped, the guest runs one instruction, and the
+//! result is checked.
 
 use eli::defence::Defence;
 use eli::event::Event;
@@ -45,8 +45,8 @@ impl Processor {
         Some(access)
     }
 
-    /// The instruction has run. Its trap is the guest's too, if it steps itself or has set a
-    /// breakpoint.
+    /// Ends the step: the instruction has run. Its trap is the guest's too, if it steps itself or
+    /// has set a breakpoint.
     pub(super) fn end_step(&mut self) -> (Kind, Cause) {
         let own_trap = self.step.own_trap(&self.pages.vmcb);
         // Only then has it written there.
@@ -62,8 +62,8 @@ impl Processor {
         (Kind::Step, Cause::Guest)
     }
 
-    /// The step has met an exception, which is the guest's. The instruction may have run, and the
-    /// exception be the next one's.
+    /// Cancels the step: it has met an exception, which is the guest's. The instruction may have
+    /// run, and the exception be the next one's.
     pub(super) fn cancel_step(&mut self, code: u64, during: Option<Event>) -> Cause {
         const PAGE_FAULT: u64 = 0x4e;
         self.finish_step();
@@ -98,7 +98,7 @@ impl Processor {
         }
     }
 
-    /// LIDT or SIDT.
+    /// Handles LIDT or SIDT.
     pub(super) fn start_table(&mut self, is_load: bool) -> Cause {
         let bit = if is_load {
             intercept::IDTR_WRITE
@@ -114,7 +114,7 @@ impl Processor {
         Cause::Guest
     }
 
-    /// A write to CR0 or CR4.
+    /// Handles a write to CR0 or CR4.
     pub(super) fn start_mode(&mut self) -> Cause {
         let vmcb = &mut self.pages.vmcb;
         vmcb.put(vmcb::INTERCEPTS, intercept::CR0_WRITE, false);
@@ -123,7 +123,7 @@ impl Processor {
         Cause::Guest
     }
 
-    /// MOV to or from DR7, which shows what the guest wrote.
+    /// Handles MOV to or from DR7, which shows what the guest wrote.
     pub(super) fn start_dr7(&mut self) -> Cause {
         self.pages.vmcb.put(vmcb::DR, intercept::DR7, false);
         self.pages.vmcb.set(vmcb::DR7, self.debug_control);
@@ -131,14 +131,14 @@ impl Processor {
         Cause::Guest
     }
 
-    /// DR7 has been accessed: the processor gets what it may have.
+    /// Takes notice that DR7 has been accessed: the processor gets what it may have.
     fn debug_control_written(&mut self) {
         self.debug_control = self.pages.vmcb.get(vmcb::DR7);
         let real = policy::control::without_data_breakpoints(self.debug_control);
         self.pages.vmcb.set(vmcb::DR7, real);
     }
 
-    /// MOV to or from CR8: with interrupts that exit it is the virtual one's.
+    /// Handles MOV to or from CR8: with interrupts that exit it is the virtual one's.
     pub(super) fn start_cr8(&mut self) -> Cause {
         let is_write = self.pages.vmcb.get(vmcb::EXIT) == 0x18;
         let class = u32::from(self.interrupts.core().task_priority() >> 4);
@@ -151,7 +151,7 @@ impl Processor {
         Cause::Guest
     }
 
-    /// A page that is protected, or not there.
+    /// Handles an access to a page that is protected, or not there.
     pub(super) fn nested_fault(&mut self, during: Option<Event>) -> Cause {
         const WRITE: u64 = 1 << 1;
         let address = self.pages.vmcb.get(vmcb::EXIT_INFO2);

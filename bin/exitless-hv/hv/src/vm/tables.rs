@@ -21,8 +21,8 @@ use crate::vmcb;
 const SVME: u64 = 1 << 12;
 
 impl Processor {
-    /// The guest's physical address of a linear one, by the guest's page tables; of four or five
-    /// levels.
+    /// Returns the guest's physical address of a linear one, by the guest's page tables; of four or
+    /// five levels.
     pub(super) fn translate(&self, linear: u64) -> Option<u64> {
         const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
         let levels = self.levels()?;
@@ -57,7 +57,8 @@ impl Processor {
         control::long_mode_levels(efer, cr0, cr4)
     }
 
-    /// The linear address of the instruction at the guest's instruction pointer, in long mode.
+    /// Returns the linear address of the instruction at the guest's instruction pointer, in long
+    /// mode.
     pub(super) fn instruction(&self) -> u64 {
         const LONG: u16 = 1 << 9;
         let vmcb = &self.pages.vmcb;
@@ -69,7 +70,7 @@ impl Processor {
         }
     }
 
-    /// The guest writes EFER. Whether it may.
+    /// Handles the guest's write of EFER. Returns whether it is allowed.
     pub(super) fn write_efer(&mut self, value: u64) -> bool {
         /// Bits that do not make the next entry fail.
         const VALID: u64 = 0xcd01;
@@ -91,15 +92,15 @@ impl Processor {
         true
     }
 
-    /// A register was written by which the processor's mode goes: the shadow is looked at again, if
-    /// it has changed.
+    /// Follows a write to a register by which the processor's mode goes: the shadow is set up anew,
+    /// if the mode has changed.
     pub(super) fn mode_changed(&mut self) {
         if self.table.set_levels(self.levels()) {
             self.engage();
         }
     }
 
-    /// The guest loaded a table.
+    /// Takes notice that the guest loaded a table.
     pub(super) fn table_loaded(&mut self) {
         let vmcb = &self.pages.vmcb;
         self.table
@@ -127,7 +128,7 @@ impl Processor {
         }
     }
 
-    /// A shadow for the guest's table, or none.
+    /// Sets up a shadow for the guest's table, or none.
     pub(super) fn engage(&mut self) {
         if !self.machine.options().mode.ways().delivery {
             return;
@@ -189,7 +190,8 @@ impl Processor {
         }
     }
 
-    /// Whether a page has the table of one of the guest's processors, and so is protected here.
+    /// Returns whether a page has the table of one of the guest's processors, and so is protected
+    /// here.
     pub(super) fn is_table(&self, page: u64) -> bool {
         self.table.is_at(page) || self.protected.contains(&Some(page))
     }
@@ -227,8 +229,8 @@ impl Processor {
         }
     }
 
-    /// A page with a table was written: the shadows of it are made anew, those of others too before
-    /// this processor goes on.
+    /// Takes notice of a write to a page with a table: the shadows of it are made anew, those of
+    /// others too before this processor goes on.
     pub(super) fn gates_written(&mut self, page: u64) {
         self.show_all();
         let machine = self.machine;
@@ -245,7 +247,7 @@ impl Processor {
         self.pages.vmcb.flush();
     }
 
-    /// The guest's own gate.
+    /// Returns the guest's own gate.
     pub(super) fn guests_gate(&self, vector: Vector) -> Gate {
         self.table.guests_gate(self.machine.memory(), vector)
     }

@@ -180,7 +180,7 @@ fn userfaultfd_needs_a_kernel_and_a_way_in() {
 }
 
 #[test]
-fn nobody_is_told_to_load_a_module_that_cannot_load() {
+fn advice_names_no_module_that_cannot_load() {
     for (flag, can_load) in [("vmx", true), ("svm", true), ("hypervisor", false)] {
         let report = assess(&Facts {
             cpu_flags: flags(&[flag]),
@@ -233,7 +233,7 @@ fn huge_pages_of_shared_memory_are_good_but_not_for_paging() {
 }
 
 #[test]
-fn what_pagemap_scan_says_changes_nothing() {
+fn answer_of_pagemap_scan_leaves_the_state_good() {
     for (scan, words) in [
         (Some(PagemapScan::Truthful), "agrees"),
         (Some(PagemapScan::MissesUnmapped), "misses what"),

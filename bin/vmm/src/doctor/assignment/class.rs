@@ -51,7 +51,7 @@ const CLASSES: [&str; 19] = [
     "accelerator",
 ];
 
-/// The name of a class code: class, subclass and interface, 8 bits each.
+/// Returns the name of a class code: class, subclass and interface, 8 bits each.
 pub fn name(class: u32) -> &'static str {
     let known = SUBCLASSES.iter().find(|(code, _)| *code == class >> 8);
     let whole = || CLASSES.get((class >> 16) as usize).copied();

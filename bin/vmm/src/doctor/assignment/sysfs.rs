@@ -12,7 +12,7 @@ use crate::lacks;
 use crate::locked_memory::LockedMemory;
 
 impl Assignment {
-    /// Those of the machine whose root folder this is; the limits are this process's.
+    /// Reads those of the machine whose root folder this is; the limits are this process's.
     pub fn probe(root: &Path) -> Self {
         let dev = root.join("dev/vfio");
         let tables = root.join("sys/firmware/acpi/tables");
@@ -38,20 +38,21 @@ impl Assignment {
     }
 }
 
-/// Whether a file can be opened for reading and writing; nothing if it does not exist.
+/// Returns whether a file can be opened for reading and writing; nothing if it does not exist.
 fn access(file: &Path) -> Option<Result<(), String>> {
     let may = || lacks::may_access(file, Access::READ_OK | Access::WRITE_OK);
     file.exists()
         .then(|| may().map_err(|error| error.to_string()))
 }
 
-/// Whether /proc/interrupts names a chip behind interrupt remapping: `IR-PCI-MSI`, `IR-IO-APIC`.
+/// Returns whether /proc/interrupts names a chip behind interrupt remapping: `IR-PCI-MSI`,
+/// `IR-IO-APIC`.
 fn is_remapped(interrupts: &str) -> bool {
     let mut words = interrupts.split_whitespace();
     words.any(|word| word.starts_with("IR-"))
 }
 
-/// IOMMU groups and their devices, by number and address.
+/// Returns the IOMMU groups and their devices, by number and address.
 fn groups(sysfs: &Path, dev: &Path) -> Vec<Group> {
     let device = |host: HostDevice| Device {
         // The file is there where the kernel has a way.

@@ -1,10 +1,10 @@
-//! What signals come to, one after another: decisions alone, without a signal or a clock.
+//! Sequence of requests by signals: decisions alone, without a signal or a clock.
 
 use std::time::{Duration, Instant};
 
 use super::{Asked, ONE_REQUEST};
 
-/// What is to be done now.
+/// Step that follows a signal or a timeout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Nothing.
@@ -17,7 +17,7 @@ pub enum Step {
 
 #[derive(Clone, Copy, Debug)]
 enum State {
-    /// Nobody has asked for an end.
+    /// No signal has asked for an end.
     Running,
     /// The guest has been asked to power off, by this signal.
     Pressed { signal: i32, at: Instant },
@@ -33,7 +33,8 @@ pub struct Requests {
 }
 
 impl Requests {
-    /// None yet. A guest has `grace` to power off; nothing: it is not asked.
+    /// Creates the state without a request. A guest has `grace` to power off; zero: it is not
+    /// asked.
     pub fn new(grace: Duration) -> Self {
         Self {
             grace,
@@ -41,7 +42,8 @@ impl Requests {
         }
     }
 
-    /// A signal that ends has come. `is_last`: whoever sent it has been told that it ends at once.
+    /// Takes a signal that ends. `is_last`: the user has been notified that this signal ends the
+    /// process at once.
     pub fn signal(&mut self, signal: i32, now: Instant, is_last: bool) -> Step {
         let before = match self.state {
             State::Running => None,
@@ -63,7 +65,7 @@ impl Requests {
         }
     }
 
-    /// When [`time_out`](Self::time_out) is to be called.
+    /// Returns the time at which [`time_out`](Self::time_out) is to be called.
     pub fn deadline(&self) -> Option<Instant> {
         match self.state {
             State::Pressed { at, .. } => at.checked_add(self.grace),
@@ -71,7 +73,7 @@ impl Requests {
         }
     }
 
-    /// Time has passed: the grace may be over.
+    /// Returns the step after some time has passed: the grace may be over.
     pub fn time_out(&mut self, now: Instant) -> Step {
         match (self.state, self.deadline()) {
             (State::Pressed { signal, .. }, Some(deadline)) if now >= deadline => {

@@ -82,7 +82,7 @@ fn the_unit_reaches_no_further_than_the_hosts_and_has_caching_mode() {
     }
 }
 
-/// What devices are built from, in a machine without a guest.
+/// Parts from which devices are built, in a machine without a guest.
 struct Pieces {
     vm: Arc<Vm>,
     vcpu: Vcpu,

@@ -1,30 +1,31 @@
-//! `target=auto`: how large a balloon is to be, decided each second from what the host lacks and
-//! the guest has to spare.
+//! `target=auto`: the size of a balloon, decided each second from the host's shortage of memory
+//! and the memory that the guest can spare.
 //!
 //! Slowly, since either side's figures lag: by no more than 5 % of the guest's memory a step, as
-//! MOM's rules do for QEMU (the manager that the VSwapper paper compares with). Pure: [`decide`]
-//! knows no time and no file. Thresholds, of the guest's memory or of the limit that the host has:
+//! MOM's rules do for QEMU (the manager that the VSwapper paper compares with). [`decide`] is pure:
+//! it reads no clock and no file. Thresholds, of the guest's memory or of the limit that the host
+//! has:
 //!
 //! | | |
 //! |---|---|
-//! | the host is short | 90 % of its limit used, or somebody waits for memory 10 % of the time |
-//! | the host has plenty | below 75 %, and nobody waits for 1 % of the time |
+//! | the host is short | 90 % of its limit used, or a task waits for memory 10 % of the time |
+//! | the host has plenty | below 75 %, and no task waits for 1 % of the time |
 //! | the guest gives | while more than 20 % of its memory is available to it, and as far as that remains |
 //! | the guest gets back | below 10 % available, whatever the host lacks; or while the host has plenty |
 
-/// What the host has for the machine, in any unit, and how much of that is used.
+/// Memory that the host has for the machine, in any unit, and the part of it that is used.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct HostMemory {
     /// Used, but for what is given back at once.
     pub used: u64,
     /// The limit.
     pub limit: u64,
-    /// Share of the last ten seconds in which somebody waited for memory, in percent, where the
-    /// kernel says it.
+    /// Share of the last ten seconds in which a task waited for memory, in percent, where the
+    /// kernel gives it (PSI, `some`).
     pub stalled: f64,
 }
 
-/// How short the host is.
+/// Shortage of memory on the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Pressure {
     Plenty,
@@ -53,15 +54,15 @@ pub struct GuestMemory {
     pub memory: u32,
     /// The most that it is asked for.
     pub most: u32,
-    /// What it is asked for.
+    /// Pages that it is asked for.
     pub target: u32,
-    /// What it has given.
+    /// Pages that it has given.
     pub actual: u32,
-    /// What it could give to new programs, if it has said so since it was asked last.
+    /// Pages that it could give to new programs, if it has reported them since it was asked last.
     pub available: Option<u64>,
 }
 
-/// What the guest is to be asked for.
+/// Decides the target, in pages.
 pub fn decide(host: &HostMemory, guest: &GuestMemory) -> u32 {
     let GuestMemory {
         memory,
@@ -102,7 +103,7 @@ mod tests {
         }
     }
 
-    /// One that has given all that it was asked for.
+    /// Returns a guest that has given all that it was asked for.
     fn guest(target: u32, available: u64) -> GuestMemory {
         GuestMemory {
             memory: 1000,
@@ -130,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn it_grows_by_a_step_while_the_host_is_short_and_the_guest_has_to_spare() {
+    fn target_grows_by_a_step_while_the_host_is_short_and_the_guest_has_to_spare() {
         assert_eq!(decide(&SHORT, &guest(100, 900)), 150);
         // No further than what the guest has to spare, or than it may.
         assert_eq!(decide(&SHORT, &guest(100, 230)), 130);
@@ -152,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn it_shrinks_when_the_guest_is_short_or_the_host_is_not() {
+    fn target_shrinks_when_the_guest_is_short_or_the_host_is_not() {
         for host in [SHORT, SOME, PLENTY] {
             assert_eq!(decide(&host, &guest(100, 99)), 50);
         }

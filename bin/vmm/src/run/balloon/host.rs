@@ -1,4 +1,4 @@
-//! What the host has for this machine: the pager's limit where there is one, else that of the
+//! The host's memory for this machine: the pager's limit where there is one, else that of the
 //! process's cgroups, else all of it.
 
 use std::fs;
@@ -8,7 +8,7 @@ use super::super::memory::AskPager;
 use super::auto::HostMemory;
 use crate::resident::cgroups;
 
-/// Looks now. `None` where the host says nothing.
+/// Reads the present figures. `None` where the host has none.
 pub fn look(pager: Option<&AskPager>) -> Option<HostMemory> {
     if let Some(pager) = pager {
         return pager().map(|standing| HostMemory {
@@ -36,8 +36,8 @@ pub fn look(pager: Option<&AskPager>) -> Option<HostMemory> {
     })
 }
 
-/// A cgroup by the text of its files; `None` if it has no limit. What its files' cache can give
-/// back at once is not used.
+/// Returns the figures of a cgroup, by the text of its files; `None` if it has no limit. What its
+/// files' cache can give back at once is not used.
 fn of_cgroup(current: &str, limits: &[String], stat: &str, pressure: &str) -> Option<HostMemory> {
     let limits = limits.iter().filter_map(|text| text.trim().parse().ok());
     let cache = number_of(stat, "inactive_file ").unwrap_or(0);
@@ -57,13 +57,13 @@ fn of_host(meminfo: &str, pressure: &str) -> Option<HostMemory> {
     })
 }
 
-/// The number behind `key` at the beginning of a line.
+/// Returns the number behind `key` at the beginning of a line.
 fn number_of(text: &str, key: &str) -> Option<u64> {
     let rest = text.lines().find_map(|line| line.strip_prefix(key))?;
     rest.split_whitespace().next()?.parse().ok()
 }
 
-/// `some avg10=1.25 avg60=…`; 0 where the kernel does not say.
+/// Parses `some avg10=1.25 avg60=…`; 0 where the kernel does not give it.
 fn stalled(pressure: &str) -> f64 {
     let some = pressure
         .lines()

@@ -17,7 +17,7 @@ fn a_socket_alone_has_one_queue_and_a_name() {
 }
 
 #[test]
-fn what_belongs_to_the_server_is_told_so() {
+fn key_of_the_server_is_refused_with_its_option() {
     let error = check("socket=a,readonly=on").unwrap_err().to_string();
     assert!(
         error.contains("exitless serve --block readonly="),

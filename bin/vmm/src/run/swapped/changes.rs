@@ -1,4 +1,4 @@
-//! What its user changes while it runs: the limit, the store's size.
+//! Changes by the user while the pager runs: the limit, the store's size.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,13 +14,12 @@ use crate::messages::say;
 use crate::run::followed::follow;
 use crate::values::size;
 
-/// Has the store grow to the size that stands in `file`, at the start and whenever somebody has
-/// written it.
+/// Has the store grow to the size in `file`, at the start and whenever the file has been written.
 pub fn follow_size(file: PathBuf, growth: Growth, changes: Changes) -> Result<()> {
     let growth = Mutex::new(growth);
     follow(STORE_FILE, file, move |text| {
         let bytes = size::bytes(text)?;
-        // What has failed half way has left it as it was.
+        // A growth that has failed half way has left it as it was.
         let mut growth = growth.lock().unwrap_or_else(PoisonError::into_inner);
         match growth.grow(bytes)? {
             0 => Ok(()),
@@ -29,7 +28,7 @@ pub fn follow_size(file: PathBuf, growth: Growth, changes: Changes) -> Result<()
     })
 }
 
-/// What its user asks of a pager that runs.
+/// Sender of the user's changes to a pager that runs.
 pub struct Changes {
     pager: Handle<Message>,
     status: Arc<Status>,
@@ -40,7 +39,7 @@ impl Changes {
         Self { pager, status }
     }
 
-    /// Tells the pager of a change, and its user what has come of it.
+    /// Sends the pager a change, and reports its outcome to the user.
     pub fn make(&self, change: Message) -> Result<()> {
         let ended = || anyhow!("the pager has ended");
         let look = || self.pager.call(Message::Report).map_err(|_| ended());

@@ -1,4 +1,4 @@
-//! What is asked for, checked.
+//! Check of `--resident` and its companions.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -18,9 +18,10 @@ use crate::run::disks::Disk;
 use crate::values::keys::Keys;
 use crate::values::{counted, size};
 
-/// What every guest needs: its kernel, and what runs at a time.
+/// Bytes that every guest needs: its kernel, and the pages in use at a time.
 const LEAST: u64 = 16 << 20;
-/// Of each disk: its largest request, and its rings with what their descriptors point to.
+/// Bytes that each disk needs: its largest request, and its rings with what their descriptors point
+/// to.
 const LEAST_OF_A_DISK: u64 = (4 << 20) + (1 << 20);
 
 /// A checked request.
@@ -34,14 +35,14 @@ pub struct SwapConfig {
     pub(super) store_file: Option<PathBuf>,
     /// Blocks behind slots that no page needs any more are given back.
     pub(super) discards: bool,
-    /// Whether disks' blocks may stand for pages.
+    /// Whether pages may be backed by blocks of disks.
     pub(super) mapper: MapperArg,
     /// Stores that overwrite a page are looked for: in so many vCPUs, for so long.
     pub(super) preventer: Option<(usize, Duration)>,
     /// Where a new limit is read from.
     pub(super) file: Option<PathBuf>,
     pub(super) idle: IdleArg,
-    /// What its user should know of the host.
+    /// Warning about the host, for the user.
     pub(super) warning: Option<String>,
     /// Lines about disks whose settings cost what is to be saved.
     disk_warnings: Vec<String>,
@@ -51,7 +52,8 @@ impl SwapConfig {
     /// Checks what `--resident` and its companions ask for, of a machine with these disks.
     ///
     /// # Errors
-    /// What does not go together, or is too small, or cannot be opened; what the host lacks.
+    /// Options that do not go together, are too small, or name what cannot be opened; a feature
+    /// that the host lacks.
     pub fn check(args: &RunArgs, memory: u64, disks: &[Disk]) -> Result<Option<Self>> {
         let Some(resident) = &args.resident else {
             for (is_given, option) in [
@@ -120,7 +122,7 @@ impl SwapConfig {
         }))
     }
 
-    /// Bytes that may be in memory, and the store of the rest.
+    /// Returns the bytes that may be in memory, and the store of the rest, as text.
     pub fn extent(&self) -> String {
         format!(
             "swap: {} KiB may be in memory, the rest goes to {} ({} pages)",
@@ -141,7 +143,7 @@ impl SwapConfig {
     }
 }
 
-/// One line for each disk whose settings cost what `--resident` is to save.
+/// Returns one line for each disk whose settings cost what `--resident` is to save.
 fn warnings(disks: &[Disk], mapper: MapperArg) -> Vec<String> {
     let files = disks.iter().filter_map(|disk| match disk {
         Disk::File(disk) => Some(disk),
@@ -152,7 +154,7 @@ fn warnings(disks: &[Disk], mapper: MapperArg) -> Vec<String> {
         .collect()
 }
 
-/// Warning about one disk, if there is cause for one.
+/// Returns a warning about one disk, if there is cause for one.
 fn warning(path: &Path, format: Format, direct: bool, mapper: MapperArg) -> Option<String> {
     let path = path.display();
     match format {
@@ -167,11 +169,11 @@ fn warning(path: &Path, format: Format, direct: bool, mapper: MapperArg) -> Opti
     }
 }
 
-/// How much may be in memory.
+/// Limit of the guest's memory that is resident.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limit {
     bytes: u64,
-    /// What a limit is at least.
+    /// Smallest limit, in bytes.
     least: u64,
     disks: usize,
 }
@@ -188,7 +190,7 @@ impl Limit {
         any.changed(bytes)
     }
 
-    /// The same machine's with another number of bytes.
+    /// Returns the same machine's limit with another number of bytes.
     pub fn changed(self, bytes: u64) -> Result<Self> {
         if bytes < self.least {
             bail!(

@@ -39,7 +39,7 @@ use changes::{Changes, follow_size};
 pub use config::SwapConfig;
 use status::{Names, Status, said};
 
-/// How the store's size is read from a file, in messages.
+/// Name of the file from which the store's size is read, in messages.
 const STORE_FILE: &str = "--swap: file";
 /// Duration that the pager's last requests may take, once no page needs them.
 const LAST_REQUESTS: Duration = Duration::from_secs(1);
@@ -57,7 +57,7 @@ pub struct Swapped {
 }
 
 impl Swapped {
-    /// Of these pieces; `composition` wraps the store and sets up the pager.
+    /// Creates it of these pieces; `composition` wraps the store and sets up the pager.
     pub fn new(config: SwapConfig, pieces: Pieces, composition: Arc<dyn Composition>) -> Self {
         Self {
             ram: SwappedRam::new(pieces.ram.clone()),
@@ -102,7 +102,7 @@ impl<F: Functions> Memory<F> for Swapped {
         Ok(Box::new(MappedDisk::new(io, self.ram.clone(), number)))
     }
 
-    /// The pager asks the owner before it takes a page away.
+    /// Returns the balloon's handler. The pager asks the owner before it takes a page away.
     fn balloon(&self, _: &Reach) -> Result<Box<dyn BalloonIo>> {
         Ok(Box::new(SwappedBalloon::new(self.ram.clone())))
     }
@@ -125,7 +125,7 @@ struct Swapper<F> {
     handle: Arc<OnceLock<Handle<Message>>>,
 }
 
-/// The pager's core, and who looks whether it lives.
+/// The pager's core, and its monitor.
 struct Running {
     core: Sidecore<Pager>,
     _monitor: Monitor,
@@ -245,8 +245,8 @@ impl<F: Functions> Paging for Swapper<F> {
     }
 }
 
-/// A pager that panics ends the machine, whose vCPUs may wait for it. One that is slow does not:
-/// the kernel may have it wait, and so the guest.
+/// Starts the pager's monitor. A pager that panics ends the machine, whose vCPUs may wait for it.
+/// One that is slow does not: the kernel may have it wait, and so the guest.
 fn monitor(core: &Sidecore<Pager>, control: Arc<Control>) -> Result<Monitor> {
     let monitor = Monitor::spawn(Monitor::LIMIT, move |stuck: &Stuck| {
         if stuck.cause == StuckCause::Panicked {
@@ -296,7 +296,7 @@ impl<F: Functions> pager::Machine for Door<F> {
     fn pause(&self, trouble: Trouble, report: &Report) {
         let why = self.names.say(trouble);
         say!("paused: {why}\n  swap: {}", self.status.stands(report));
-        // Who waits for a fault does not run either.
+        // A vCPU that waits for a fault does not run either.
         self.control.pause(Duration::ZERO);
     }
 

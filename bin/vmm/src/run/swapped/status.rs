@@ -1,4 +1,4 @@
-//! What its user is told: how the pager stands, what it has done, why the guest is paused and what
+//! Messages to the user: the pager's state, its work, the reason of a pause of the guest, and what
 //! to do.
 
 use std::io;
@@ -10,18 +10,17 @@ use guest_mem::PAGE_SIZE;
 use swap::book::{Errno, Place, Trouble};
 use swap::pager::Report;
 
-/// How a pager stands, in part of a line on standard error. Said when its user has changed
+/// State of a pager, in part of a line on standard error. Printed when its user has changed
 /// something, and when the guest is paused and goes on.
 #[derive(Debug, Default)]
 pub struct Status {
-    /// Faults of vCPUs when it was last said. Relaxed: it orders nothing; two that speak at once
+    /// Faults of vCPUs at the last line. Relaxed: it orders nothing; two threads that print at once
     /// may share the faults between them.
     faults: AtomicU64,
 }
 
 impl Status {
-    /// What is in memory and in the store, and what has been wanted since the last time that this
-    /// was said.
+    /// Returns the pages in memory and in the store, and the faults since the last line.
     pub fn stands(&self, report: &Report) -> String {
         let faults = self.faults.swap(report.faults, Ordering::Relaxed);
         format!(
@@ -34,7 +33,7 @@ impl Status {
         )
     }
 
-    /// What a change has changed, if anything.
+    /// Returns a line about the change from `before` to `after`, if there is one.
     pub fn changed(&self, before: &Report, after: &Report) -> Option<String> {
         let limit = ("limit", before.limit, after.limit);
         let store = ("store", before.slots, after.slots);
@@ -45,12 +44,12 @@ impl Status {
     }
 }
 
-/// Whole MiB of so many pages.
+/// Returns the whole MiB of so many pages.
 fn mib(pages: usize) -> u64 {
     (pages as u64 * PAGE_SIZE) >> 20
 }
 
-/// What it has done, in a few lines.
+/// Returns a report of its work, in a few lines.
 pub fn said(report: &Report, cpu: Duration) -> String {
     let Report {
         limit,
@@ -96,7 +95,7 @@ pub fn said(report: &Report, cpu: Duration) -> String {
     )
 }
 
-/// What a machine's pages are in, as its user knows it.
+/// Names of the files that hold a machine's pages, as its user knows them.
 #[derive(Clone, Debug)]
 pub struct Names {
     pub store: PathBuf,
@@ -109,7 +108,7 @@ pub struct Names {
 }
 
 impl Names {
-    /// Why the machine is paused, and what to do.
+    /// Returns the reason of a pause, and what to do.
     pub fn say(&self, trouble: Trouble) -> String {
         let error = |errno: Errno| io::Error::from_raw_os_error(errno.0);
         let store = self.store.display();
@@ -163,7 +162,7 @@ impl Names {
     }
 }
 
-/// What becomes of what has failed.
+/// Advice about storage that has failed.
 const RETRIED: &str = "see to its storage: it is tried again each second";
 
 #[cfg(test)]

@@ -217,7 +217,7 @@ fn another_vlan_and_an_isolated_neighbour_hear_nothing() {
         .iter()
         .map(|port| port.received_per_s + port.wrong.duplicate as f64 > 0.0)
         .collect();
-    // e hears a, and not d.
+    // e receives a's frames, and not d's.
     assert_eq!(received, [true, true, false, true, true], "{report:?}");
     let rig = Rig::new(&["isolated=on", "isolated=on", "vlan=2"]);
     let spec = |at, to| rig.spec(at, to, Load::Rate(500.0), 64);
@@ -231,7 +231,7 @@ fn another_vlan_and_an_isolated_neighbour_hear_nothing() {
 }
 
 #[test]
-fn what_a_guest_floods_is_limited() {
+fn flood_of_a_guest_is_limited() {
     let rig = Rig::new(&["flood-group=20,flood-unknown=30", "", ""]);
     let spec = |to| PortSpec {
         addresses: (to, address(0)),

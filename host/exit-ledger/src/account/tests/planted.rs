@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// How many exits had each cause.
+/// Exits by cause.
 #[derive(Clone, Debug)]
 struct Causes {
     ticks: u64,
@@ -24,7 +24,7 @@ struct Causes {
     traps: u64,
     logged: u64,
     gate_faults: u64,
-    /// Attempts at the armed page that the owner does not hear of.
+    /// Attempts at the armed page beyond the first of a store: the owner is not notified of them.
     retries: u64,
     memory: u64,
     user_doorbells: u64,
@@ -70,7 +70,7 @@ fn causes() -> impl Strategy<Value = Causes> {
 }
 
 impl Causes {
-    /// What all sources count.
+    /// Returns the counts of all sources.
     fn counted(&self) -> Snapshot {
         let eoi_msrs = self.timer_eois + self.other_eois;
         let register_page = self.traps + self.logged + self.gate_faults + self.retries;
@@ -126,7 +126,7 @@ impl Causes {
         }
     }
 
-    /// What a ledger has to say of it.
+    /// Returns the exits as the ledger must charge them.
     fn charged(&self, total: u64) -> Exits {
         Exits {
             total,
@@ -189,8 +189,8 @@ const SOURCES: [Source; 26] = [
     |s| &mut s.owner.iommu_doorbells,
 ];
 
-/// Those of which more shows. Of fewer, what is left stays with interrupts, which it is: their
-/// exits say so.
+/// Sources that joins count. A surplus is detected. A lack is not: those exits stay with
+/// interrupts, which they are by their reasons.
 const JOINS: [Source; 4] = [
     |s| &mut traced(s).ticks,
     |s| &mut traced(s).other_interrupts,
@@ -198,15 +198,15 @@ const JOINS: [Source; 4] = [
     |s| &mut traced(s).other_windows,
 ];
 
-/// Those of accesses to registers: page faults there are what counts, so more than those shows, and
-/// fewer changes nothing.
+/// Sources of accesses to registers. The page faults there are what counts: a surplus over them is
+/// detected, and a lack changes nothing.
 const HEARD_OF: [Source; 3] = [
     |s| &mut s.user.iommu,
     |s| &mut s.owner.logged_writes,
     |s| &mut s.owner.gate_faults,
 ];
 
-/// The causes and what nobody claims, less what two claim, are all exits.
+/// Returns whether the causes and the unattributed exits, less the overlap, are all exits.
 fn adds_up(exits: &Exits) -> bool {
     exits.claimed() + exits.unattributed == exits.total + exits.overlap
 }

@@ -1,6 +1,6 @@
-//! What the kernel does with histogram triggers, as far as the joins use it: filters, variables
-//! kept under the thread, `onmatch` and `trace`. A variable that an expression names is unset by
-//! that, and one that is not set ends its trigger.
+//! Model of the kernel's histogram triggers, as far as the joins use them: filters, variables kept
+//! under the thread, `onmatch` and `trace`. An expression that names a variable unsets it. A
+//! variable that is not set ends the trigger that names it.
 
 use std::collections::BTreeMap;
 
@@ -40,7 +40,7 @@ impl Kernel {
         }
     }
 
-    /// What the histograms of `event` have counted.
+    /// Returns the rows of `event`'s histograms.
     pub fn rows(&self, event: &str) -> Vec<(Vec<u64>, u64)> {
         let of_event = self.counts.iter().filter(|((of, _), _)| of == event);
         of_event
@@ -115,7 +115,8 @@ impl Kernel {
     }
 }
 
-/// Whether the filter, in C's syntax without precedence of its own (`||` below `&&`), holds.
+/// Returns whether the filter, in C's syntax without precedence of its own (`||` below `&&`),
+/// holds.
 fn holds(filter: &str, fields: &BTreeMap<String, u64>) -> bool {
     if filter.is_empty() {
         return true;
