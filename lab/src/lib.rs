@@ -54,9 +54,9 @@ pub use error::LabError;
 pub use qemu::{LabConfig, in_option};
 pub use session::{Lab, LabCommand, Output, Running, Stream};
 
-/// What keeps [`Lab::start`] from starting here, as far as this can be told without trying;
-/// nothing, if all is well. Looks at the cache, its disk, tools, sources and built programs, and
-/// changes none of them; not at memory or the network.
+/// Returns the reasons why [`Lab::start`] cannot start here, as far as can be determined without
+/// trying; empty if there are none. Checks the cache, its disk, tools, sources and built programs,
+/// and changes none of them; checks neither memory nor the network.
 #[must_use]
 pub fn obstacles(needs: &packages::Needs) -> Vec<String> {
     let mut found = packages::obstacles(&packages::cache_dir(), needs);
