@@ -24,7 +24,7 @@
 //! beside M MiB and that, a thread takes 150 KiB, and one child at a time copies the pages that are
 //! written during its life, some hundred.
 //!
-//! On a file the tests of this module run it: without discard, without dropped caches, and with no
+//! The tests of this module run it on a file: without discard and dropped caches, and with no
 //! direct requests of less than a block, or none at all where the file system has none.
 //!
 //! Left out: durability across a crash; files; shared memory.

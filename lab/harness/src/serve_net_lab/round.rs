@@ -129,7 +129,8 @@ impl Plan {
 /// Runs the round; `say` receives messages on its progress.
 ///
 /// # Errors
-/// A guest or the daemon failed; data came back wrong, or were lost; a window has no counts.
+/// A guest or the daemon failed; data came back wrong, or were lost; windows or their counts
+/// are missing.
 pub fn run(host: &Host, plan: &Plan, say: &dyn Fn(&str)) -> Result<Round> {
     let mut cards: Vec<u32> = plan.movers.iter().map(|mover| mover.card()).collect();
     cards.sort_unstable();

@@ -1,5 +1,5 @@
-//! The forced-sleep soak: a sidecore that sleeps whenever it can, and a guest that can be continued
-//! by nothing but its own store to a register.
+//! The forced-sleep soak: a sidecore that sleeps whenever it can, and a guest that goes on only if
+//! its own store to a register has woken the sidecore.
 //!
 //! Register pages have no eventfd, so a sleeping owner is woken by *arming* them, in `shared` by
 //! write protection and in `logged` by removing the log. A lost wake-up hangs Linux for ever: it
@@ -17,7 +17,6 @@
 //!
 //! Called by `exitless-lab payload`, `exitless-lab selftest --soak` and by this module's tests.
 //! Left out: more than one vCPU, functions with rings (their doorbells have descriptors), other
-//! registers than IQT.
 //! registers than IQT.
 
 mod machine;
