@@ -19,9 +19,9 @@ use std::fmt;
 /// Direction of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DmaAccess {
-    /// The device read memory.
+    /// A read of memory by the device.
     Read,
-    /// The device wrote to memory.
+    /// A write to memory by the device.
     Write,
 }
 
