@@ -17,41 +17,41 @@ use crate::prune;
 
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
-/// The guest's `workload`, built if its sources or those of what it is made of changed.
+/// Returns the guest's `workload`, built if its sources or those of its dependencies changed.
 ///
 /// # Errors
-/// [`LabError::Build`] with the compiler's last words.
+/// [`LabError::Build`] with the end of the compiler's output.
 pub fn workload() -> Result<PathBuf, LabError> {
     static_program("workload", "--bin", "workload", &["guest/workload", "libs"])
 }
 
-/// The lab's agent, built if its sources changed.
+/// Returns the lab's agent, built if its sources changed.
 ///
 /// # Errors
-/// [`LabError::Build`] with the compiler's last words.
+/// [`LabError::Build`] with the end of the compiler's output.
 pub fn agent() -> Result<PathBuf, LabError> {
     static_program("lab", "--bin", "lab-agent", &["lab/src"])
 }
 
-/// The lab's program for device-mapper devices, built if its sources changed.
+/// Returns the lab's program for device-mapper devices, built if its sources changed.
 ///
 /// # Errors
-/// [`LabError::Build`] with the compiler's last words.
+/// [`LabError::Build`] with the end of the compiler's output.
 pub fn device_mapper() -> Result<PathBuf, LabError> {
     static_program("lab", "--bin", "lab-dm", &["lab/src"])
 }
 
-/// The NVMe driver in user space, built if its sources or those of what it is made of changed. No
-/// lab has it unless it is included.
+/// Returns the NVMe driver in user space, built if its sources or those of its dependencies
+/// changed. A lab has it only if it is included.
 ///
 /// # Errors
-/// [`LabError::Build`] with the compiler's last words.
+/// [`LabError::Build`] with the end of the compiler's output.
 pub fn nvme_driver() -> Result<PathBuf, LabError> {
     static_program("vfio", "--example", "nvme", &["libs"])
 }
 
-/// True when `binary` is younger than every file below `sources`, of which it is made: the
-/// compiler need not be asked, which takes longer than the rest of an image.
+/// Returns whether `binary` is younger than every file below `sources`: then the compiler need not
+/// be run, which takes longer than the rest of an image.
 fn is_current(binary: &Path, sources: &Path) -> bool {
     let modified = |path: &Path| path.metadata().and_then(|m| m.modified());
     let Ok(built) = modified(binary) else {
@@ -59,7 +59,7 @@ fn is_current(binary: &Path, sources: &Path) -> bool {
     };
     let mut pending = vec![sources.to_path_buf()];
     while let Some(path) = pending.pop() {
-        // The directory's own time tells of files that were removed.
+        // The directory's own time shows removals of files.
         if !modified(&path).is_ok_and(|changed| changed < built) {
             return false;
         }
@@ -70,7 +70,8 @@ fn is_current(binary: &Path, sources: &Path) -> bool {
     true
 }
 
-/// What keeps the three from being found or built, as far as this can be told without trying.
+/// Returns the reason why the lab's three programs cannot be found or built, as far as can be
+/// determined without trying.
 pub(crate) fn obstacle() -> Option<String> {
     obstacle_in(&workspace_dir(), &programs_dir(), cargo().is_some())
 }
@@ -99,8 +100,8 @@ fn binary(target_dir: &Path, program: &str) -> PathBuf {
     target_dir.join(TARGET).join("release").join(program)
 }
 
-/// The directory of this source tree's programs: those of two trees have the same names. Old ones
-/// go: [`prune`].
+/// Returns the directory of this source tree's programs: those of two trees have the same names.
+/// Old directories are removed ([`prune`]).
 #[must_use]
 pub fn programs_dir() -> PathBuf {
     let mut hash = DefaultHasher::new();
@@ -164,7 +165,7 @@ fn static_program(
             "-C",
             "strip=symbols",
         ])
-        // Flags of the outer build (a sanitizer, an instrumented cfg) are not meant for these.
+        // Flags of the outer build (a sanitizer, an instrumented cfg) must not apply to these.
         .env_remove("CARGO_ENCODED_RUSTFLAGS")
         .env_remove("RUSTFLAGS")
         .env_remove("CARGO_BUILD_TARGET")
@@ -180,9 +181,9 @@ fn static_program(
     Ok(binary)
 }
 
-/// A program or module without debugging information, which is most of a Rust program's size: every
-/// byte is copied by an emulated processor. Symbols stay, for backtraces. Without the tool the file
-/// is taken as it is.
+/// Returns a program or module without debugging information, which is most of a Rust program's
+/// size: every byte is copied by an emulated processor. Symbols stay, for backtraces. Without the
+/// tool the file is returned as it is.
 pub(crate) fn stripped(program: &Path) -> Result<Vec<u8>, LabError> {
     let read = |file: &Path| fs::read(file).map_err(LabError::host("read", file));
     let copy = env::temp_dir().join(format!("exitless-strip-{}", unique()));

@@ -4,9 +4,10 @@
 //! 110-byte header of ASCII hexadecimal fields, the name with its NUL, padding to 4 bytes, the
 //! data, padding to 4 bytes; an entry `TRAILER!!!` ends the archive.
 //!
-//! Deterministic: entries come out sorted by path, owned by root, dated 1 January 1970, with inode
-//! numbers in order, so the same input gives the same bytes on every machine. Parent directories
-//! are added by themselves. Left out: hard links, extended attributes, checksums (`070702`).
+//! Deterministic: entries are sorted by path, owned by root, dated 1 January 1970, with inode
+//! numbers in order, so that the same input gives the same bytes on every machine. Parent
+//! directories are added automatically. Left out: hard links, extended attributes, checksums
+//! (`070702`).
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -31,7 +32,7 @@ enum Entry {
 }
 
 impl Archive {
-    /// An empty archive.
+    /// Creates an empty archive.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -85,7 +86,7 @@ impl Archive {
         )
     }
 
-    /// True when an entry of this path exists.
+    /// Returns whether an entry of this path exists.
     #[must_use]
     pub fn contains(&self, path: &str) -> bool {
         self.entries.contains_key(&normal(path))
@@ -100,7 +101,7 @@ impl Archive {
         self
     }
 
-    /// The finished archive.
+    /// Returns the finished archive.
     ///
     /// # Panics
     /// Never: writing into memory cannot fail, and no entry reaches 4 GiB (see [`Archive::write`]).

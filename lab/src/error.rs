@@ -1,4 +1,4 @@
-//! What can go wrong with a lab, by who has to act.
+//! Errors of a lab, by the party that has to act.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -10,20 +10,20 @@ pub enum LabError {
     /// A Debian package could not be fetched or unpacked; `hint` says what to do.
     #[error("cannot get {what} from Debian packages: {reason}; {hint}")]
     Package {
-        /// The package or packages wanted.
+        /// Package or packages that were needed.
         what: String,
-        /// What failed, with the tool's own last words.
+        /// Reason for the failure, with the end of the tool's own output.
         reason: String,
-        /// What the user can do about it.
+        /// Action that the user can take.
         hint: String,
     },
-    /// There is no room for what is to be written.
+    /// There is not enough free space for a file or folder.
     #[error("the disk of {} is full: {free_mib} MiB are free; make room, or set EXITLESS_LAB_DIR to a directory \
              elsewhere", path.display())]
     Full {
         /// A directory on that disk.
         path: PathBuf,
-        /// What is left, MiB.
+        /// Free space, MiB.
         free_mib: u64,
     },
     /// The workspace's own guest programs, or a module for the guest, could not be built.
@@ -31,17 +31,17 @@ pub enum LabError {
     Build {
         /// The crate or module.
         what: String,
-        /// The build tool's last words, or a compiler's first.
+        /// End of the build tool's output, or the beginning of a compiler's.
         reason: String,
     },
     /// A file or process of this host failed.
     #[error("{action} {}", path.display())]
     Host {
-        /// What was attempted ("read", "write", "start").
+        /// Action that failed ("read", "write", "start").
         action: &'static str,
-        /// On what.
+        /// Object of the action.
         path: PathBuf,
-        /// Why it failed.
+        /// Error of the system.
         source: io::Error,
     },
     /// An argument makes no sense; nothing was started.
@@ -50,7 +50,7 @@ pub enum LabError {
     /// The emulated host stopped: a panic, a kill, or QEMU refusing to start.
     #[error("the emulated host stopped while {during}; the end of its console:\n{console}")]
     Died {
-        /// What the caller was waiting for.
+        /// Event that the caller was waiting for.
         during: String,
         /// The last lines of console and emulator output.
         console: String,
@@ -60,7 +60,7 @@ pub enum LabError {
         "{during}: no end after {seconds} s (more on a busy machine); the end of the lab's console:\n{console}"
     )]
     Timeout {
-        /// What the caller was waiting for.
+        /// Event that the caller was waiting for.
         during: String,
         /// The limit, seconds.
         seconds: u64,

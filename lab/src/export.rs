@@ -1,4 +1,4 @@
-//! What the lab is made of, for tests that start their own virtual machines.
+//! Files that the lab is made of, for tests that start their own virtual machines.
 //!
 //! [`write()`] leaves these files in a directory; scripts and other VMMs take what they need:
 //!
@@ -20,13 +20,13 @@ use std::path::Path;
 use crate::packages::{Needs, Packages};
 use crate::{LabError, guest_image};
 
-/// Where Debian's package `user-mode-linux` keeps the modules of its kernels.
+/// Directory of the kernels' modules in Debian's package `user-mode-linux`.
 const UML_MODULES: &str = "/usr/lib/uml/modules";
 
 /// Writes all files into `dir`, over those of an earlier call.
 ///
 /// # Errors
-/// Packages or programs that cannot be had; a directory that cannot be written.
+/// Packages or programs that are not available; a directory that cannot be written.
 pub fn write(dir: &Path, notice: &dyn Fn(&str)) -> Result<(), LabError> {
     fs::create_dir_all(dir).map_err(LabError::host("create", dir))?;
     let packages = Packages::get(&Needs::default(), notice)?;
@@ -72,7 +72,7 @@ fn qemu_script(packages: &Packages) -> Vec<u8> {
     script
 }
 
-/// As one word of a POSIX shell.
+/// Quotes a word for a POSIX shell.
 fn quoted(word: &OsStr) -> Vec<u8> {
     let mut text = vec![b'\''];
     for byte in word.as_bytes() {

@@ -1,6 +1,6 @@
 //! The initramfs of the guest (L2): busybox, the kernel package's virtio modules, `workload`.
 //!
-//! What its `/init` does is chosen on the guest's kernel command line:
+//! Options of its `/init`, on the guest's kernel command line:
 //!
 //! | option | meaning |
 //! |---|---|
@@ -12,22 +12,22 @@
 //! | `MODULE.PARAMETER=VALUE` | as `modprobe` takes it; underscores in the name, no quotes |
 //!
 //! After the script the line `exitless-guest: status=N` appears on the console; [`run_status`]
-//! finds it among kernel messages. `lab-load vfio` loads what a guest needs that gives a device to
-//! a program of its own, `lab-load vlan` the one for VLANs. Modules are loaded in the order of
+//! finds it among kernel messages. `lab-load vfio` loads the modules of a guest that gives a device
+//! to one of its programs, `lab-load vlan` the one for VLANs. Modules are loaded in the order of
 //! their dependencies: on 6.1.192 `virtio` needs `virtio_ring` first.
 //!
 //! # Drivers of a virtio-iommu
-//! An image has Linux's own where the kernel does (`stock`), and the module of
-//! [`build_with_module`] (`module`), which is the default where there is one. After
+//! An image has Linux's own if the kernel has one (`stock`), and the module of
+//! [`build_with_module`] (`module`), which is the default if there is one. After
 //! `exitless.iommu=none` a script loads either by `lab-load iommu-stock` or
 //! `lab-load iommu-module [PARAMETER=VALUE …]`, waits for its devices by `lab-bind`, and unloads it
 //! by `rmmod`.
 //!
-//! Either is loaded before the drivers of endpoints. A kernel that knows the ACPI table VIOT (from
+//! Either is loaded before the drivers of endpoints. A kernel that parses the ACPI table VIOT (from
 //! 6.12 on) binds no driver to an endpoint before the IOMMU has one. A kernel that does not (6.1)
 //! binds all virtio functions, the IOMMU's too, as soon as it has `virtio_pci`, which is a module
-//! there. That is loaded first, since a module may want to find its device: it takes over functions
-//! that `virtio_pci` has bound and that nothing uses yet.
+//! there. That is loaded first, since a module may need it to reach its device: the module takes
+//! over functions that `virtio_pci` has bound and that are not in use yet.
 
 use std::fs;
 use std::path::Path;
@@ -38,9 +38,9 @@ use crate::kernel::{Module, Modules};
 use crate::packages::Packages;
 use crate::{LabError, build};
 
-/// Drivers for the devices a guest may be given, assigned ones among them, for its power button
-/// (with what shows it to programs), and for telling of a panic; those the kernel has built in are
-/// skipped.
+/// Drivers for the devices that a guest may have, assigned ones included, for its power button
+/// (with the module that reports it to programs), and for reporting a panic; those built into the
+/// kernel are skipped.
 const MODULES: &[&str] = &[
     "virtio_pci",
     "virtio_blk",
@@ -53,8 +53,8 @@ const MODULES: &[&str] = &[
     "pvpanic_mmio",
 ];
 
-/// Modules that are loaded on request, by `lab-load NAME`: guests that do not ask start without
-/// them. The command line is what asks for a driver of the IOMMU.
+/// Modules that are loaded on request, by `lab-load NAME`: a guest that does not need them starts
+/// without them. A driver of the IOMMU is requested by the command line.
 const ON_DEMAND: &[ModuleList] = &[VFIO, VLAN, IOMMU_STOCK];
 
 /// List of Linux's own driver of a virtio-iommu, which Debian's cloud kernels have from 6.12 on.
@@ -65,19 +65,19 @@ const IOMMU_MODULE: &str = "iommu-module";
 /// Driver of virtio's PCI functions.
 const TRANSPORT: &str = "virtio_pci";
 
-/// List of the modules that give a device to a program.
+/// List of the modules with which a guest gives a device to a program.
 pub(crate) const VFIO: ModuleList = ("vfio", &["vfio", "vfio_iommu_type1", "vfio_pci"]);
 
 /// List of the modules for interfaces in a VLAN.
 const VLAN: ModuleList = ("vlan", &["8021q"]);
 
-/// Modules that are loaded together on request, and the name to ask by.
+/// Name by which modules are requested, and the modules that it loads together.
 pub(crate) type ModuleList = (&'static str, &'static [&'static str]);
 
-/// Program that loads a list of modules, but for those that are loaded already.
+/// Program that loads a list of modules, except those that are loaded already.
 const LOAD: &str = include_str!("lab_load.sh");
 
-/// Program that binds what has waited for an IOMMU's driver.
+/// Program that binds functions that have waited for an IOMMU's driver.
 const BIND: &str = include_str!("lab_bind.sh");
 
 const INIT: &str = include_str!("guest_init.sh");
@@ -128,8 +128,8 @@ fn build_with(
     Ok(archive)
 }
 
-/// Adds what both images share: directories, console, busybox with its applets, modules in load
-/// order, and those that `lab-load` loads.
+/// Adds the parts that both images share: directories, console, busybox with its applets, modules
+/// in load order, and those that `lab-load` loads.
 pub(crate) fn base(
     archive: &mut Archive,
     packages: &Packages,
@@ -192,7 +192,7 @@ fn applets(busybox: &Path) -> Result<Vec<String>, LabError> {
         .collect())
 }
 
-/// The command-line option that makes the guest run `script` (busybox `sh`).
+/// Returns the command-line option that makes the guest run `script` (busybox `sh`).
 ///
 /// # Errors
 /// [`LabError::Config`] when the script does not fit into a kernel command line.
@@ -215,8 +215,8 @@ pub fn run_option(script: &str) -> Result<String, LabError> {
     Ok(option)
 }
 
-/// The status of the guest's script, from the text of its console; `None` if it never ended.
-/// Kernel messages may precede or follow the report on the same line.
+/// Returns the status of the guest's script, from the text of its console; `None` if it never
+/// ended. Kernel messages may precede or follow the report on the same line.
 #[must_use]
 pub fn run_status(console: &str) -> Option<u8> {
     const KEY: &str = "exitless-guest: status=";
@@ -227,7 +227,7 @@ pub fn run_status(console: &str) -> Option<u8> {
     rest[..end].parse().ok()
 }
 
-/// RFC 4648, with padding.
+/// Encodes by RFC 4648, with padding.
 fn base64(data: &[u8]) -> String {
     const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut text = String::new();
@@ -253,15 +253,15 @@ mod tests {
 
     use super::*;
 
-    /// A kernel's modules, each with what it depends on, and the scripts of the image, which find
-    /// their files in a directory.
+    /// A kernel's modules, each with its dependencies, and the scripts of the image, with paths
+    /// into a directory.
     struct Root {
         dir: tempfile::TempDir,
         modules: Modules,
     }
 
     impl Root {
-        /// With the lists of an image; `module` is in it, and depends on these.
+        /// Creates it with the lists of an image; `module` is in it, and depends on these.
         fn new(files: &[(&str, &str)], module: Option<(&str, &str)>) -> Self {
             let dir = tempfile::tempdir().unwrap();
             for name in ["kernel", "modules", "sys/module", "bin"] {
@@ -283,7 +283,7 @@ mod tests {
             if let Some(module) = module {
                 root.list(IOMMU_MODULE, &[TRANSPORT, &module]);
             }
-            // It is as if each were loaded, with these parameters.
+            // Acts as if each module were loaded, with these parameters.
             let insmod = "#!/bin/sh\nname=${1##*/}; name=${name%.ko}; shift\n\
                 [ $name != broken ] || exit 1\n\
                 mkdir -p /sys/module/$name; touch /sys/module/$name/initstate\n\
@@ -307,7 +307,7 @@ mod tests {
             fs::write(path, names.collect::<String>()).unwrap();
         }
 
-        /// A script of the image with this root's paths.
+        /// Returns a script of the image with this root's paths.
         fn here(&self, script: &str) -> String {
             let root = self.dir.path().display().to_string();
             script
@@ -316,7 +316,7 @@ mod tests {
                 .replace("/sys/module/", &format!("{root}/sys/module/"))
         }
 
-        /// What the script prints, a line each: modules that it loads, with their parameters.
+        /// Returns the modules that the script loads, with their parameters, a line each.
         fn run(&self, command_line: &str, script: &str) -> Vec<String> {
             fs::write(self.dir.path().join("cmdline"), format!("{command_line}\n")).unwrap();
             let path = std::env::var("PATH").unwrap();
@@ -332,7 +332,7 @@ mod tests {
                 .collect()
         }
 
-        /// What the guest's init loads.
+        /// Returns the modules that the guest's init loads.
         fn start(&self, command_line: &str) -> Vec<String> {
             let from = INIT.find("option() {").unwrap();
             let to = INIT.find("script=$(sed").unwrap();
@@ -366,7 +366,7 @@ mod tests {
         assert_eq!(both.start("exitless.iommu=stock quiet"), stock);
         let none = Root::new(&NEWER, Some(("exitless-iommu", "")));
         assert_eq!(none.start("exitless.iommu=none"), stock[1..]);
-        // And then by the guest's own script.
+        // Then by the guest's own script.
         let loaded = none.run("", "lab-load iommu-module; lab-load iommu-module x=1");
         assert_eq!(loaded, ["exitless_iommu"], "once");
     }
@@ -375,7 +375,7 @@ mod tests {
     fn a_kernel_without_the_iommus_driver_loads_the_others() {
         let expected = ["virtio_ring", "virtio", "virtio_pci", "virtio_blk"];
         assert_eq!(Root::new(&OLDER, None).start("quiet"), expected);
-        // The module comes after what it reaches its device by, and before the endpoints' drivers.
+        // The module comes after the driver of its device, and before the endpoints' drivers.
         let module = Some(("exitless-iommu", "virtio,virtio_ring"));
         let expected = [
             "virtio_ring",
@@ -405,7 +405,7 @@ mod tests {
             "virtio_blk queue_depth=64",
         ];
         assert_eq!(root.start(line), expected);
-        // A script's own are for the module it asks for, and come last: they win.
+        // Parameters in a script apply to the module that it loads, and come last: they win.
         let root = Root::new(&OLDER, Some(("exitless-iommu", "virtio")));
         let loaded = root.run(
             "virtio.x=1 exitless_iommu.y=2",

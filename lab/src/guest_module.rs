@@ -2,10 +2,10 @@
 //! against headers of exactly that kernel.
 //!
 //! [`build()`] hashes the sources first. The result is a folder of the cache, `module-HASH`, for
-//! each build of a kernel and each state of the sources, so the second start of a lab compiles
-//! nothing and asks for no headers. The folder has the module without debugging information, which
-//! goes into the guest's image, and `NAME.ko.debug` with it, for `addr2line` and the like. Folders
-//! that were used longest ago go by themselves ([`prune`]).
+//! each build of a kernel and each state of the sources, so that the second start of a lab compiles
+//! nothing and needs no headers. The folder has the module without debugging information, for the
+//! guest's image, and `NAME.ko.debug` with it, for `addr2line` and the like. Folders that were used
+//! longest ago are removed after a build ([`prune`]).
 //!
 //! A copy of the sources is built, so nothing is left beside them; messages name the sources.
 //! Left out: signatures, BTF, modules of several files of which one kernel module needs another.
@@ -21,30 +21,30 @@ use crate::build::stripped;
 use crate::packages::{Headers, Kernel, KernelBuild, cache_dir, full_or, unique, workspace_dir};
 use crate::prune;
 
-/// Of an error's lines, at most the first so many: the compiler's first message tells more than
-/// `make`'s last.
+/// Largest number of lines of an error: the compiler's first message says more than `make`'s last.
 const LINES: usize = 40;
 
-/// Options of each build. modpost would need `pahole` for BTF, where the headers bring a vmlinux.
+/// Options of each build. modpost would need `pahole` for BTF if the headers have a vmlinux.
 const OPTIONS: [&str; 1] = ["CONFIG_DEBUG_INFO_BTF_MODULES="];
 
-/// What make and the compiler have of the environment: anything else would be a variable of the
+/// Environment variables that make and the compiler get: any other would be a variable of the
 /// makefiles, and is not part of the key.
 const ENVIRONMENT: [&str; 3] = ["PATH", "HOME", "TMPDIR"];
 
-/// Where the sources of this workspace's driver for virtio-iommu are.
+/// Returns the directory of the sources of this workspace's driver for virtio-iommu.
 #[must_use]
 pub fn iommu_module() -> PathBuf {
     workspace_dir().join("guest/iommu-module")
 }
 
-/// Where the sources of the module are that runs one list of cases against any virtio-iommu.
+/// Returns the directory of the sources of the module that runs one list of cases against any
+/// virtio-iommu.
 #[must_use]
 pub fn iommu_cases() -> PathBuf {
     workspace_dir().join("guest/iommu-cases")
 }
 
-/// What a module is built from.
+/// Sources of a module.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ModuleSources {
     /// A directory with a `Makefile` or `Kbuild` for one module.
@@ -54,7 +54,7 @@ pub struct ModuleSources {
 }
 
 impl From<PathBuf> for ModuleSources {
-    /// Without variables.
+    /// Creates sources without variables.
     fn from(dir: PathBuf) -> Self {
         let variables = Vec::new();
         Self { dir, variables }
@@ -68,26 +68,26 @@ pub struct GuestModule {
 }
 
 impl GuestModule {
-    /// The file for `insmod`: `NAME.ko`, without debugging information.
+    /// Returns the file for `insmod`: `NAME.ko`, without debugging information.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What is built in `dir`, if it is complete.
+    /// Returns the module built in `dir`, if that is complete.
     fn in_dir(dir: &Path) -> Option<Self> {
         let path = only_module(dir).ok()?;
         Some(Self { path })
     }
 }
 
-/// Builds a module, unless it was built for this kernel before; `notice` hears a line before and
-/// during anything slow, and the compiler's warnings.
+/// Builds a module, unless it was built for this kernel before; `notice` receives a line before and
+/// during any slow step, and the compiler's warnings.
 ///
 /// # Errors
-/// - [`LabError::Config`]: the directory has no module, or several; a variable is none; or the
-///   cache's path is one that `make` cannot take.
-/// - [`LabError::Package`]: headers that cannot be had.
+/// - [`LabError::Config`]: the directory has no module, or several; a variable is malformed; or
+///   `make` does not accept the cache's path.
+/// - [`LabError::Package`]: headers that are not available.
 /// - [`LabError::Build`]: there is no compiler for the kernel, with the package to install; or the
 ///   module does not compile or link, with the first messages.
 /// - [`LabError::Host`], [`LabError::Full`].
@@ -121,9 +121,9 @@ pub fn build(
     let scratch = dir.with_extension(unique());
     let made = make(&headers, sources, &files, &scratch, &build, notice)
         .and_then(|()| finish(&scratch, &sources.dir, &dir))
-        // Before the room that it took is free again.
+        // The free space must be read before the folder is removed.
         .map_err(|error| full_or(&cache, error));
-    // Best effort: what remains is only wasted space, until the cache is pruned.
+    // Best effort: leftovers only waste space, until the cache is pruned.
     let _ = fs::remove_dir_all(&scratch);
     made?;
     prune::keep_few_modules(&cache, &dir);
@@ -131,7 +131,7 @@ pub fn build(
         .ok_or_else(|| LabError::Config(format!("{} is damaged", dir.display())))
 }
 
-/// Tells early what a user may have got wrong.
+/// Checks a user's configuration before anything is started.
 pub(crate) fn check(sources: &ModuleSources) -> Result<(), LabError> {
     let has = |name: &str| sources.dir.join(name).is_file();
     if !has("Makefile") && !has("Kbuild") {
@@ -155,10 +155,10 @@ fn is_variable(text: &str) -> bool {
         .is_some_and(|(name, _)| !name.is_empty() && name.chars().all(is_part))
 }
 
-/// A file of the sources: its path below them, and what is in it.
+/// A file of the sources: its path below them, and its content.
 type Source = (PathBuf, Vec<u8>);
 
-/// All files below `dir` but hidden ones and what kbuild leaves beside sources, sorted.
+/// Returns all files below `dir`, sorted, except hidden ones and those that kbuild leaves.
 fn source_files(dir: &Path) -> Result<Vec<Source>, LabError> {
     let mut found = Vec::new();
     let mut pending = vec![PathBuf::new()];
@@ -172,7 +172,7 @@ fn source_files(dir: &Path) -> Result<Vec<Source>, LabError> {
             if is_product(&entry.file_name().to_string_lossy()) {
                 continue;
             }
-            // Of a link to a directory there may be no end.
+            // Links to directories are not followed: they may be circular.
             if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
                 pending.push(relative);
             } else if path.is_file() {
@@ -185,13 +185,13 @@ fn source_files(dir: &Path) -> Result<Vec<Source>, LabError> {
     Ok(found)
 }
 
-/// Whether a file of this name is hidden, or made by kbuild.
+/// Returns whether a file of this name is hidden, or made by kbuild.
 fn is_product(name: &str) -> bool {
     const ENDS: [&str; 6] = [".o", ".ko", ".mod", ".mod.c", ".a", ".symvers"];
     name.starts_with('.') || name == "modules.order" || ENDS.iter().any(|end| name.ends_with(end))
 }
 
-/// Of everything that a module is made by, but the compiler.
+/// Returns a hash of all inputs of a module, except the compiler.
 fn key(build: &KernelBuild, variables: &[String], files: &[Source]) -> u64 {
     let mut hash = DefaultHasher::new();
     (OPTIONS, build, variables, files).hash(&mut hash);
@@ -244,7 +244,7 @@ fn make(
         messages.iter().for_each(|line| notice(line));
         return Ok(());
     }
-    // The first line says what failed, the others why.
+    // The first line is the failure, the others are the reasons.
     Err(failed(
         &sources.dir,
         build,
@@ -259,7 +259,7 @@ fn failed(sources: &Path, build: &KernelBuild, reason: &str) -> LabError {
     }
 }
 
-/// What to do about missing tools, whose packages have their names.
+/// Returns the advice for missing tools, whose packages have their names.
 fn lacking(tools: &[String]) -> String {
     format!(
         "this machine has no `{}`; `apt-get install {}` installs it",
@@ -268,8 +268,8 @@ fn lacking(tools: &[String]) -> String {
     )
 }
 
-/// The compiler's first lines, or all there is if it has said nothing; with the sources' paths in
-/// the place of their copies'.
+/// Returns the compiler's first lines, or make's if the compiler printed none, with the sources'
+/// paths in place of the copies' paths.
 fn messages(out: &Output, scratch: &Path, sources: &Path) -> Vec<String> {
     let all = [&out.stderr, &out.stdout].map(|bytes| String::from_utf8_lossy(bytes).into_owned());
     let all = all.concat();
@@ -283,7 +283,7 @@ fn messages(out: &Output, scratch: &Path, sources: &Path) -> Vec<String> {
     told.map(|line| line.replace(&*copy, &name)).collect()
 }
 
-/// Puts the module that was built in `scratch` into `dir`.
+/// Moves the module that was built in `scratch` into `dir`.
 fn finish(scratch: &Path, sources: &Path, dir: &Path) -> Result<(), LabError> {
     let built = only_module(scratch).map_err(|count| {
         LabError::Config(format!(
@@ -305,14 +305,14 @@ fn finish(scratch: &Path, sources: &Path, dir: &Path) -> Result<(), LabError> {
     if renamed.is_err() {
         let _ = fs::remove_dir_all(&done);
     }
-    // Another start may have built the same.
+    // Another start may have built the same module.
     match GuestModule::in_dir(dir) {
         Some(_) => Ok(()),
         None => renamed.map_err(LabError::host("rename to", dir)),
     }
 }
 
-/// The one module in `dir`, or how many there are.
+/// Returns the one module in `dir`; the error is their number.
 fn only_module(dir: &Path) -> Result<PathBuf, usize> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     let mut modules: Vec<PathBuf> = entries

@@ -1,19 +1,20 @@
-//! The initramfs of the emulated host (L1): what `exitless` needs to run guests on `kvm-amd`.
+//! The initramfs of the emulated host (L1): the files that `exitless` needs to run guests on
+//! `kvm-amd`.
 //!
-//! | path inside | what |
+//! | path inside | content |
 //! |---|---|
 //! | `/bin/exitless`, `/bin/exitless-lab` | the programs under test, with the libraries they link to |
 //! | `/boot/vmlinuz`, `/boot/vmlinux` | the guest's kernel, as bzImage and as ELF (PVH) |
 //! | `/boot/guest.img` | the guest's initramfs ([`crate::guest_image`]) |
-//! | `/bin/workload` | the guest's program, for the other end of its conversations |
-//! | `/bin/lab-dm` | device-mapper devices: storage that is slow, fails or is cut off when a test says so |
-//! | `/bin/lab-load` | loads what a test needs beyond a start: `lab-load storage`, `faults`, `zram`, `net`, `vhost` |
+//! | `/bin/workload` | the guest's program, for the other end of its connections |
+//! | `/bin/lab-dm` | device-mapper devices: storage that is slow, fails or is cut off when a test asks for it |
+//! | `/bin/lab-load` | loads the modules that a test needs in addition: `lab-load storage`, `faults`, `zram`, `net`, `vhost` |
 //! | `/modules/LIST` | the modules of such a list, in load order |
-//! | `/root` | where programs start |
+//! | `/root` | working directory of programs |
 //! | `/etc/exitless-lab` | exists: this machine is the lab |
 //!
 //! `/init` loads the modules, mounts proc, sysfs, devtmpfs, devpts, cgroup 2, tracefs and debugfs,
-//! and runs the agent. A program that ends the agent ends the machine.
+//! and runs the agent. When the agent ends, the machine ends.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -27,7 +28,7 @@ use crate::kernel::Modules;
 use crate::packages::Packages;
 use crate::{LabConfig, LabError, build, guest_image};
 
-/// KVM, TAP, the control channel, and what assigns devices; those built in are skipped.
+/// Modules for KVM, TAP, the control channel, and device assignment; those built in are skipped.
 const MODULES: &[&str] = &[
     "virtio_pci",
     "virtio_console",
@@ -41,10 +42,10 @@ const MODULES: &[&str] = &[
     "vfio_pci",
 ];
 
-/// What is loaded when somebody asks for it (`lab-load NAME`): every module takes an emulated
-/// processor a while. zram compresses by `lzo_rle`, which newer kernels have inside it. Another
-/// target of device-mapper is one more name here. `xts`, by which dm-crypt encrypts, needs `ecb`
-/// and does not say so as other modules do: nobody would load it.
+/// Modules that are loaded on request (`lab-load NAME`): every module takes an emulated processor a
+/// while. zram compresses by `lzo_rle`, which newer kernels have inside it. Another target of
+/// device-mapper is one more name here. `xts`, by which dm-crypt encrypts, needs `ecb` but does not
+/// declare it as other modules do, so that it must be listed.
 const ON_DEMAND: &[ModuleList] = &[
     ("storage", &["loop", "dm_mod"]),
     (
@@ -62,13 +63,13 @@ const ON_DEMAND: &[ModuleList] = &[
     ("zram", &["lzo_rle", "zram"]),
     ("net", &["virtio_net"]),
     ("vhost", &["vhost_net"]),
-    // Loaded at the start; scripts that guests run as well ask for it.
+    // Loaded at the start; scripts that also run in guests request it.
     VFIO,
 ];
 
 const INIT: &str = include_str!("host_init.sh");
 
-/// Builds the image for this configuration; guests in it have the module.
+/// Builds the image for this configuration; its guests have the module.
 ///
 /// # Errors
 /// A program that cannot be built, a file that cannot be read, a library that is missing.
@@ -113,15 +114,15 @@ pub fn build(
     Ok(archive)
 }
 
-/// Whether this is a program, which brings its libraries: it goes into the image. Other files are
-/// copied afterwards.
+/// Returns whether this is a program, which brings its libraries: it is put into the image. Other
+/// files are copied after the start.
 pub(crate) fn is_program(file: &Path) -> bool {
     let mut magic = [0; 4];
     let read = fs::File::open(file).and_then(|mut f| std::io::Read::read_exact(&mut f, &mut magic));
     read.is_ok() && magic == *b"\x7fELF"
 }
 
-/// Adds a program without its debugging sections, and the libraries `ldd` names.
+/// Adds a program without its debugging sections, and the libraries that `ldd` lists.
 fn with_libraries(archive: &mut Archive, at: &str, program: &Path) -> Result<(), LabError> {
     archive.file(at, 0o755, build::stripped(program)?);
     let out = Command::new("ldd")
@@ -139,7 +140,7 @@ fn with_libraries(archive: &mut Archive, at: &str, program: &Path) -> Result<(),
     Ok(())
 }
 
-/// The files in `ldd`'s answer; the name of a library that was not found as error.
+/// Parses the files in `ldd`'s output; the error is the name of a library that was not found.
 fn parse_ldd(text: &str) -> Result<BTreeSet<PathBuf>, String> {
     let mut files = BTreeSet::new();
     for line in text.lines().map(str::trim) {
@@ -147,7 +148,7 @@ fn parse_ldd(text: &str) -> Result<BTreeSet<PathBuf>, String> {
         if target.starts_with("not found") {
             return Err(name.to_owned());
         }
-        // "linux-vdso.so.1 (0x…)" has no file; "statically linked" neither.
+        // "linux-vdso.so.1 (0x…)" has no file; "statically linked" has none either.
         if let Some(file) = target
             .split(" (")
             .next()

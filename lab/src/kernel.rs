@@ -1,5 +1,5 @@
-//! What the lab needs to know about a packaged Linux kernel: the ELF inside a bzImage, and which
-//! modules must be loaded before which.
+//! Contents of a packaged Linux kernel: the ELF inside a bzImage, and the load order of its
+//! modules.
 //!
 //! Sources: the kernel's `Documentation/arch/x86/boot.rst` (setup header: `setup_sects` at 0x1f1,
 //! `HdrS` at 0x202, `kernel_version` at 0x20e, `payload_offset` and `payload_length` at 0x248 and
@@ -18,10 +18,10 @@ use crate::LabError;
 
 mod lz4;
 
-/// The uncompressed kernel (ELF) inside a bzImage.
+/// Returns the uncompressed kernel (ELF) inside a bzImage.
 ///
 /// # Errors
-/// [`LabError::Config`] when the image is no bzImage or compressed by something unknown; the
+/// [`LabError::Config`] if the image is no bzImage or its compression is unknown; the
 /// decompressor's failure otherwise.
 pub fn extract_vmlinux(image: &[u8]) -> Result<Vec<u8>, LabError> {
     let payload = bzimage_payload(image)
@@ -50,8 +50,8 @@ pub fn extract_vmlinux(image: &[u8]) -> Result<Vec<u8>, LabError> {
     Ok(data)
 }
 
-/// Version of the Debian package that a bzImage was built as (`6.1.192-2`), by the version string
-/// of its setup header; `None` if there is none, or it is another distribution's.
+/// Returns the version of the Debian package that a bzImage was built as (`6.1.192-2`), by the
+/// version string of its setup header; `None` if there is none, or it is another distribution's.
 ///
 /// # Errors
 /// A file that cannot be read.
@@ -65,7 +65,7 @@ pub fn package_version(vmlinuz: &Path) -> Result<Option<String>, LabError> {
     Ok(version_string(&head).and_then(debian_version))
 }
 
-/// The string that `kernel_version` of the setup header points to, past the boot sector.
+/// Returns the string that `kernel_version` of the setup header points to, past the boot sector.
 fn version_string(image: &[u8]) -> Option<&str> {
     if image.get(0x202..0x206)? != b"HdrS" {
         return None;
@@ -79,7 +79,8 @@ fn version_string(image: &[u8]) -> Option<&str> {
     str::from_utf8(text).ok()
 }
 
-/// `6.1.0-56-cloud-amd64 (debian-kernel@…) #1 SMP Debian 6.1.192-2 (2026-11-16)` → `6.1.192-2`.
+/// Parses `6.1.0-56-cloud-amd64 (debian-kernel@…) #1 SMP Debian 6.1.192-2 (2026-11-16)` →
+/// `6.1.192-2`.
 fn debian_version(text: &str) -> Option<String> {
     let mut words = text.split_whitespace().skip_while(|word| *word != "Debian");
     words.nth(1).map(str::to_owned)
@@ -93,7 +94,7 @@ fn bzimage_payload(image: &[u8]) -> Option<&[u8]> {
         let bytes: [u8; 4] = image.get(at..at + 4)?.try_into().ok()?;
         usize::try_from(u32::from_le_bytes(bytes)).ok()
     };
-    // 0 sectors means 4, for history's sake; one more is the boot sector.
+    // 0 sectors means 4, for historical reasons; one more is the boot sector.
     let sectors = match *image.get(0x1f1)? {
         0 => 4,
         n => usize::from(n),
@@ -115,7 +116,7 @@ fn filter(tool: &'static str, args: &[&str], input: &[u8]) -> Result<Vec<u8>, La
         .map_err(&failed)?;
     let mut stdin = child.stdin.take().expect("stdin was piped");
     let out = thread::scope(|scope| {
-        // The tool may stop reading early; its exit status tells.
+        // The tool may stop reading early; its exit status shows the error.
         scope.spawn(move || stdin.write_all(input));
         child.wait_with_output()
     })
@@ -168,7 +169,7 @@ impl Modules {
         Ok(Self { paths })
     }
 
-    /// Adds the module in `file`, which is not of the kernel's package; its name.
+    /// Adds the module in `file`, which is not from the kernel's package. Returns its name.
     ///
     /// # Errors
     /// [`LabError::Config`]: the file's name is not that of a module.
@@ -181,8 +182,8 @@ impl Modules {
         Ok(name)
     }
 
-    /// `wanted` and everything they depend on, each after its dependencies. Names the kernel has
-    /// built in (no such file) are left out: [`Modules::has`] tells.
+    /// Returns `wanted` and all their dependencies, each after its dependencies. Names built into
+    /// the kernel (no such file) are left out; see [`Modules::has`].
     ///
     /// # Errors
     /// A module that cannot be read or unpacked.
@@ -194,7 +195,7 @@ impl Modules {
         Ok(order)
     }
 
-    /// True when the kernel has this module as a file.
+    /// Returns whether the kernel has this module as a file.
     #[must_use]
     pub fn has(&self, name: &str) -> bool {
         self.paths.contains_key(&name.replace('-', "_"))
@@ -232,13 +233,13 @@ impl Modules {
     }
 }
 
-/// `virtio-rng.ko.xz` → `virtio_rng`.
+/// Returns a module's name: `virtio-rng.ko.xz` → `virtio_rng`.
 fn module_name(file: &std::ffi::OsStr) -> Option<String> {
     let (stem, rest) = file.to_str()?.split_once(".ko")?;
     matches!(rest, "" | ".xz" | ".zst" | ".gz").then(|| stem.replace('-', "_"))
 }
 
-/// The names after `depends=` in a module's `.modinfo`.
+/// Returns the names after `depends=` in a module's `.modinfo`.
 fn depends(module: &[u8]) -> Vec<String> {
     const KEY: &[u8] = b"\0depends=";
     let Some(at) = module.windows(KEY.len()).position(|window| window == KEY) else {

@@ -1,12 +1,12 @@
 //! An emulated AMD host for machines without hardware virtualization.
 //!
-//! **What.** [`Lab::start`] boots Debian's stock cloud kernel in QEMU (`-accel tcg -cpu max`, SVM
-//! with nested paging emulated), loads `kvm-amd`, and runs programs inside, on a real `/dev/kvm`.
-//! The program under test is usually `exitless run`, whose guest is the same kernel with the image
-//! of [`guest_image`]. Words: *L1* or *lab* is the emulated host, *L2* or *guest* is the machine it
-//! runs.
+//! **Purpose.** [`Lab::start`] boots Debian's stock cloud kernel in QEMU (`-accel tcg -cpu max`,
+//! SVM with nested paging emulated), loads `kvm-amd`, and runs programs inside, on a real
+//! `/dev/kvm`. The program under test is usually `exitless run`, whose guest is the same kernel
+//! with the image of [`guest_image`]. Words: *L1* or *lab* is the emulated host, *L2* or *guest* is
+//! the machine it runs.
 //!
-//! **How work flows.** [`packages`] fetches QEMU, the kernel and busybox from Debian packages and
+//! **Structure.** [`packages`] fetches QEMU, the kernel and busybox from Debian packages and
 //! unpacks them in the user's cache directory without installing. [`build`] links the guest's
 //! `workload` and the lab's agent statically, [`guest_module`] a kernel module for the guest.
 //! [`guest_image`] and [`host_image`] write the two initramfs files with [`cpio`]. [`Lab`] starts
@@ -14,7 +14,7 @@
 //! kernel's console is a separate serial line, so kernel messages never mix with a program's
 //! output.
 //!
-//! **Who calls.** `exitless-lab lab`, and tests of the whole system:
+//! **Callers.** `exitless-lab lab`, and tests of the whole system:
 //!
 //! ```no_run
 //! use lab::{Lab, LabConfig};
@@ -54,9 +54,9 @@ pub use error::LabError;
 pub use qemu::{LabConfig, in_option};
 pub use session::{Lab, LabCommand, Output, Running, Stream};
 
-/// What keeps [`Lab::start`] from starting here, as far as this can be told without trying;
-/// nothing, if all is well. Looks at the cache, its disk, tools, sources and built programs, and
-/// changes none of them; not at memory or the network.
+/// Returns the reasons why [`Lab::start`] cannot start here, as far as can be determined without
+/// trying; empty if there are none. Checks the cache, its disk, tools, sources and built programs,
+/// and changes none of them; checks neither memory nor the network.
 #[must_use]
 pub fn obstacles(needs: &packages::Needs) -> Vec<String> {
     let mut found = packages::obstacles(&packages::cache_dir(), needs);

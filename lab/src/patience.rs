@@ -1,21 +1,21 @@
-//! Time limits that know the load: a second counts as less while other programs have the
-//! processors.
+//! Time limits that take the load into account: a second counts as less while other programs use
+//! the processors.
 //!
-//! An emulated host on a busy machine is slow, not dead. A `Limit` is in seconds of a machine that
-//! has nothing else to do; with as many runnable threads for each processor as [`stretch`] says, it
-//! lasts that many times longer.
+//! An emulated host on a busy machine is slow, not dead. A `Limit` is in seconds of an otherwise
+//! idle machine; it is stretched by the number of runnable threads for each processor, as given by
+//! [`stretch`].
 
 use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Longer than this no limit lasts, in times of itself: on any machine there is an end.
+/// Largest factor by which a limit is stretched: on any machine it expires.
 const STRETCH_MAX: f64 = 10.0;
 
-/// The load is looked at this often.
+/// Period of the samples of the load.
 const STEP: Duration = Duration::from_secs(1);
 
-/// What is left of a limit.
+/// Remaining part of a limit.
 #[derive(Debug)]
 pub struct Limit {
     left: Duration,
@@ -23,7 +23,7 @@ pub struct Limit {
 }
 
 impl Limit {
-    /// So many seconds of an idle machine, from now on.
+    /// Creates a limit of this time of an idle machine, from now on.
     #[must_use]
     pub fn new(limit: Duration) -> Self {
         Self {
@@ -32,7 +32,7 @@ impl Limit {
         }
     }
 
-    /// How long to wait before the next question; `None` when the limit has passed.
+    /// Returns the time to wait before the next call; `None` if the limit has expired.
     pub fn step(&mut self) -> Option<Duration> {
         let now = Instant::now();
         let stretch = stretch();
@@ -47,8 +47,8 @@ impl Limit {
     }
 }
 
-/// Runnable threads for each processor, over the last minute: 1 when there are no more than
-/// processors, 10 at most.
+/// Returns the number of runnable threads for each processor, over the last minute: at least 1, at
+/// most 10.
 #[must_use]
 pub fn stretch() -> f64 {
     let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();

@@ -15,13 +15,13 @@ const HEADER: usize = 9;
 /// One message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Frame {
-    /// The program or transfer it belongs to.
+    /// Number of the program or transfer that it belongs to.
     pub id: u32,
-    /// What it says.
+    /// Its message.
     pub message: Message,
 }
 
-/// What a frame says. *H* is sent by the host session, *A* by the agent.
+/// Message of a frame. *H* is sent by the host session, *A* by the agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Message {
     /// A: ready for requests.
@@ -209,7 +209,7 @@ fn put_list(out: &mut Vec<u8>, list: &[String]) {
     }
 }
 
-/// The unread rest of a payload.
+/// Unread rest of a payload.
 struct Fields<'a>(&'a [u8]);
 
 impl Fields<'_> {

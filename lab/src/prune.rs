@@ -1,17 +1,17 @@
 //! Removal of folders from the cache that no start needs any more.
 //!
-//! - The lab's own programs, `programs-HASH`, are built once for each source tree (about 130 MB),
-//!   and a tree that was deleted or moved does not come back for them. After a build all but the
-//!   [`KEPT`] that were used last go by themselves; [`prune`] removes all but this tree's.
+//! - The lab's own programs, `programs-HASH`, are built once for each source tree (about 130 MB);
+//!   those of a tree that was deleted or moved stay. After a build all but the [`KEPT`] that were
+//!   used last are removed; [`prune`] removes all but this tree's.
 //! - Modules for guests, `module-HASH`, one for each kernel and state of their sources: after a
-//!   build all but the [`KEPT`] that were used last go by themselves; [`prune`] removes all, since
-//!   each is built again in seconds.
+//!   build all but the [`KEPT`] that were used last are removed; [`prune`] removes all, since each
+//!   is built again in seconds.
 //! - Headers of a kernel that is not in the cache any more, `headers-RELEASE_VERSION` (90 MB).
-//! - A Debian root, `debian-RELEASE-HASH` (2 GB), of other scripts than today's.
+//! - A Debian root, `debian-RELEASE-HASH` (2 GB), of other scripts than the present ones.
 //!
 //! Folders that another process may be using stay: those that were used or made within the last
-//! hour (`RECENT`). A folder is renamed before it is removed, so that a removal that is interrupted
-//! leaves nothing that passes for complete; the next one goes on with it.
+//! hour (`RECENT`). A folder is renamed before it is removed, so that an interrupted removal leaves
+//! no folder that seems complete; the next one continues it.
 
 use std::collections::HashSet;
 use std::fs;
@@ -23,32 +23,32 @@ use std::time::{Duration, SystemTime};
 use crate::LabError;
 use crate::packages::{cache_dir, is_old_debian, is_old_headers, unique};
 
-/// Trees whose programs are kept beside this one's without being asked for, and modules beside one
-/// that was just built.
+/// Number of other trees whose programs are kept beside this one's, and of modules beside one that
+/// was just built.
 pub const KEPT: usize = 3;
-/// For so long after its last use a folder may still be in use: longer than any build.
+/// Time after its last use for which a folder may still be in use: longer than any build.
 const RECENT: Duration = Duration::from_secs(3600);
-/// In a folder of programs: when it was used last.
+/// File in a folder of programs, whose time is that of the last use.
 const STAMP: &str = "last-used";
 
-/// Findings of [`prune`].
+/// Result of [`prune`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Pruned {
-    /// Folders that are gone, or would be, and the bytes that they held.
+    /// Folders that were removed, or would be, and their sizes in bytes.
     pub gone: Vec<(PathBuf, u64)>,
     /// Folders that may be in use.
     pub kept: Vec<PathBuf>,
 }
 
 impl Pruned {
-    /// Bytes that are free again, or would be.
+    /// Returns the bytes that are free again, or would be.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.gone.iter().map(|(_, bytes)| bytes).sum()
     }
 }
 
-/// Removes what no start needs whose own programs are in `own`, or only says what that is.
+/// Removes the folders that no start needs whose own programs are in `own`, or only lists them.
 ///
 /// # Errors
 /// [`LabError::Host`]: a folder that cannot be read or removed.
@@ -70,7 +70,7 @@ pub fn prune(own: &Path, dry_run: bool) -> Result<Pruned, LabError> {
 
 /// Notes that a folder of programs or of a module is used.
 pub(crate) fn note_use(programs: &Path) {
-    // Without it they count as used when they were built.
+    // Without the file they count as used when they were built.
     let _ = fs::create_dir_all(programs).and_then(|()| fs::write(programs.join(STAMP), ""));
 }
 
@@ -79,7 +79,7 @@ pub(crate) fn keep_few(cache: &Path, own: &Path) {
     keep_few_of(Kind::Programs, cache, own);
 }
 
-/// The same of modules, of which `own` is one.
+/// Removes modules likewise; `own` is one of them.
 pub(crate) fn keep_few_modules(cache: &Path, own: &Path) {
     keep_few_of(Kind::Module, cache, own);
 }
@@ -88,7 +88,7 @@ fn keep_few_of(kind: Kind, cache: &Path, own: &Path) {
     let folders = old_folders(cache, own).unwrap_or_default();
     let folders = folders.into_iter().filter(|it| it.kind == kind);
     for folder in folders.skip(KEPT).filter(|it| !it.is_recent) {
-        // It does no harm; the next build tries again.
+        // A failure does no harm; the next build tries again.
         let _ = remove(&folder.path);
     }
 }
@@ -101,7 +101,7 @@ struct Folder {
     used: SystemTime,
 }
 
-/// What is in a folder.
+/// Content of a folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Programs,
@@ -111,7 +111,7 @@ enum Kind {
 }
 
 impl Kind {
-    /// What is in the folder of this name, if no start may need it.
+    /// Returns the content of the folder of this name, if no start may need it.
     fn of_old(cache: &Path, name: &str) -> Option<Self> {
         if name.starts_with("programs-") {
             Some(Self::Programs)
@@ -125,7 +125,7 @@ impl Kind {
     }
 }
 
-/// Those of `cache`, the one that was used last first. Links are not followed.
+/// Returns these folders of `cache`, the one that was used last first. Links are not followed.
 fn old_folders(cache: &Path, own: &Path) -> Result<Vec<Folder>, LabError> {
     let entries = match fs::read_dir(cache) {
         Ok(entries) => entries,
@@ -154,7 +154,8 @@ fn old_folders(cache: &Path, own: &Path) -> Result<Vec<Folder>, LabError> {
     Ok(found)
 }
 
-/// When the folder was used, as far as it says so, or made. One from the future counts as in use.
+/// Returns the time of the folder's last use, by its file, or that of its creation. A time in the
+/// future counts as in use.
 fn last_used(folder: &Path) -> SystemTime {
     let modified = |path: &Path| fs::symlink_metadata(path)?.modified();
     let stamp = modified(&folder.join(STAMP));
@@ -168,7 +169,7 @@ fn remove(folder: &Path) -> Result<(), LabError> {
     removed.map_err(LabError::host("remove", folder))
 }
 
-/// Bytes on the disk below `folder`; what has several names there counts once.
+/// Returns the bytes on the disk below `folder`; a file with several names there counts once.
 fn size(folder: &Path) -> u64 {
     let mut seen = HashSet::new();
     let mut folders = vec![folder.to_owned()];
@@ -197,7 +198,7 @@ mod tests {
 
     const DAY: Duration = Duration::from_secs(86_400);
 
-    /// A cache with programs that were used so many days ago.
+    /// Returns a cache with programs that were used so many days ago.
     fn cache(days: &[u32]) -> (tempfile::TempDir, PathBuf) {
         let cache = tempfile::tempdir().expect("a folder");
         for number in days {
@@ -301,7 +302,7 @@ mod tests {
             .expect("a link");
         let old = old_folders(cache.path(), &own).expect("read");
         assert!(old.iter().all(|it| it.is_recent));
-        // A link inside a folder is removed, and what it leads to stays.
+        // A link inside a folder is removed, and its target stays.
         let folder = cache.path().join("programs-0");
         std::os::unix::fs::symlink(elsewhere.path(), folder.join("link")).expect("a link");
         remove(&folder).expect("removed");

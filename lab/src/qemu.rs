@@ -1,4 +1,4 @@
-//! What a lab consists of, and the QEMU command line that follows from it.
+//! Configuration of a lab, and the QEMU command line that follows from it.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -13,46 +13,46 @@ use crate::guest_module::ModuleSources;
 use crate::packages::Needs;
 use crate::{LabError, guest_module};
 
-/// The emulator. Its cache of translated code is the largest there is, MiB, so that it never fills
-/// up while guests run: an emulated processor that stops the others to empty it may make them take
-/// an interrupt twice (see the README, «What QEMU gets wrong»). A guest adds some 70 MiB; what a
-/// lab has not translated takes no memory.
+/// Accelerator. Its cache of translated code has the largest size, MiB, so that it never fills up
+/// while guests run: an emulated processor that stops the others to empty it may make them take an
+/// interrupt twice (see the README, «What QEMU gets wrong»). A guest adds some 70 MiB; unused parts
+/// of the cache take no memory.
 const TCG: &str = "tcg,tb-size=2047";
 
-/// What a lab consists of.
+/// Configuration of a lab.
 #[derive(Debug, Clone)]
 pub struct LabConfig {
-    /// Which QEMU and which kernels.
+    /// Requirements for QEMU and the kernels.
     pub needs: Needs,
     /// Memory of the emulated host, MiB, 512 to 65,536.
     pub memory_mib: u32,
-    /// Its processors, 1 to 16. With three or more the last is kept free of other work, for a
-    /// sidecore, and the last two take no timer ticks while they run a single thread.
+    /// Number of its processors, 1 to 16. With three or more the last is kept free of other work,
+    /// for a sidecore, and the last two take no timer ticks while they run a single thread.
     pub cpus: u32,
-    /// They take turns in one thread instead of having one each: as little in parallel as that is,
-    /// a guest whose pages are taken away while it runs is only right so (see the README, «What
-    /// QEMU gets wrong»). If QEMU delivers interrupts once.
+    /// Whether they take turns in one thread instead of having one each. Less runs in parallel
+    /// then, but otherwise QEMU is not correct for a guest whose pages are taken away while it runs
+    /// (see the README, «What QEMU gets wrong»). Only if QEMU delivers interrupts once.
     pub one_thread: bool,
-    /// The `exitless` program to run inside; none if only other programs are of interest.
+    /// Program `exitless` to run inside; `None` if only other programs are needed.
     pub exitless: Option<PathBuf>,
-    /// The `exitless-lab` program beside it.
+    /// Program `exitless-lab` beside it.
     pub exitless_lab: Option<PathBuf>,
     /// Sources of a kernel module: it is [built](crate::guest_module::build()) for the guests'
     /// kernel, and is in their image as the driver of a virtio-iommu.
     pub guest_module: Option<ModuleSources>,
     /// More files to include: path here, path inside. Programs bring the libraries they link to.
-    /// All of them lie in the memory of the emulated host.
+    /// All of them are in the memory of the emulated host.
     pub files: Vec<(PathBuf, String)>,
-    /// Files and block devices that are its disks, `/dev/vda` and on: attached, not copied; what is
-    /// written there is written here. Images are raw, or qcow2 by their first bytes.
+    /// Files and block devices that are its disks, `/dev/vda` and on: attached, not copied; writes
+    /// go to the file here. Images are raw, or qcow2 by their first bytes.
     pub disks: Vec<PathBuf>,
     /// More arguments for QEMU (devices to assign, for example).
     pub qemu_args: Vec<String>,
     /// More options for the emulated host's kernel command line.
     pub kernel_options: String,
-    /// How long the start may take before it is given up.
+    /// Time limit of the start.
     pub start_limit: Duration,
-    /// Show the emulated host's console on standard error.
+    /// Whether to show the emulated host's console on standard error.
     pub verbose: bool,
 }
 
@@ -98,7 +98,7 @@ impl LabConfig {
         self
     }
 
-    /// Checks what a user may have got wrong.
+    /// Checks a user's configuration.
     pub(crate) fn check(&self) -> Result<(), LabError> {
         if !(512..=65_536).contains(&self.memory_mib) {
             let given = self.memory_mib;
@@ -132,7 +132,7 @@ impl LabConfig {
         for path in &self.disks {
             fs::File::open(path).map_err(LabError::host("open", path))?;
         }
-        // The kernel takes what fits before a zero byte, and drops the rest without a word.
+        // The kernel uses the part that fits before a zero byte, and silently drops the rest.
         let line = self.command_line();
         if line.len() >= COMMAND_LINE_MAX || line.contains(['\0', '\n']) {
             return Err(LabError::Config(format!(
@@ -143,8 +143,8 @@ impl LabConfig {
         self.check_room()
     }
 
-    /// Files lie in a tmpfs that takes half of the memory at most, beside programs, kernels and
-    /// modules.
+    /// Checks that the files fit: they are in a tmpfs of at most half of the memory, beside
+    /// programs, kernels and modules.
     fn check_room(&self) -> Result<(), LabError> {
         const OWN_MIB: u64 = 192;
         let len = |path: &PathBuf| fs::metadata(path).map_or(0, |data| data.len());
@@ -162,7 +162,7 @@ impl LabConfig {
         )))
     }
 
-    /// The kernel command line of the emulated host.
+    /// Returns the kernel command line of the emulated host.
     pub(crate) fn command_line(&self) -> String {
         // quiet: the console is a serial line, and slow. tsc=reliable: all emulated processors read
         // one clock; without it the kernel falls back to a slow one and keeps every tick.
@@ -186,9 +186,9 @@ impl LabConfig {
         line
     }
 
-    /// QEMU's arguments; `scratch` holds the initramfs and the two sockets. Without
-    /// `interrupts_once` each processor has a thread whatever is asked for: taking turns, they are
-    /// asked to leave so often that hardly a guest would live.
+    /// Returns QEMU's arguments; `scratch` holds the initramfs and the two sockets. Without
+    /// `interrupts_once` each processor has a thread even if one is asked for: taking turns,
+    /// processors are asked to leave their loops so often that hardly a guest would survive.
     pub(crate) fn qemu_args(
         &self,
         kernel: &Path,
@@ -247,7 +247,7 @@ impl LabConfig {
     }
 }
 
-/// The value of `-drive` for a disk.
+/// Returns the value of `-drive` for a disk.
 fn drive(path: &Path, id: &str) -> OsString {
     let mut magic = [0; 4];
     let is_qcow2 = fs::File::open(path)
@@ -261,7 +261,7 @@ fn drive(path: &Path, id: &str) -> OsString {
     text
 }
 
-/// A text inside one of QEMU's options, where a comma ends an option unless there are two.
+/// Quotes a text inside one of QEMU's options, where a comma ends an option unless it is doubled.
 #[must_use]
 pub fn in_option(text: impl AsRef<OsStr>) -> OsString {
     let mut doubled = Vec::new();
@@ -271,7 +271,7 @@ pub fn in_option(text: impl AsRef<OsStr>) -> OsString {
     OsString::from_vec(doubled)
 }
 
-/// The files QEMU needs while it starts.
+/// Files that QEMU needs while it starts.
 #[derive(Debug)]
 pub(crate) struct Scratch(pub(crate) PathBuf);
 
@@ -289,15 +289,15 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // Only wasted space if it stays.
+        // If it stays, it only wastes space.
         let _ = fs::remove_dir_all(&self.0);
     }
 }
 
-/// The value of `-smp` for so many processors. There may be more of them than one: QEMU's TCG
-/// translates for a single one without the fences of locked instructions, and Linux's barrier
-/// between its avail index and a device's event index is one of those (x86 `smp_mb()`, virtio 1.2
-/// §2.7.10).
+/// Returns the value of `-smp` for so many processors. The machine always has room for more than
+/// one: for a single processor QEMU's TCG leaves out the fences of locked instructions, and Linux's
+/// barrier between its avail index and a device's event index is one of those (x86 `smp_mb()`,
+/// virtio 1.2 §2.7.10).
 fn processors(count: u32) -> String {
     format!("{count},maxcpus={}", count.max(2))
 }

@@ -1,11 +1,11 @@
-//! A running lab: starts QEMU, runs programs inside, moves files, notices its death.
+//! A running lab: starts QEMU, runs programs inside, copies files, detects its death.
 //!
 //! Threads: one reads frames and routes them by request number; one reads QEMU's standard output
 //! (the emulated host's console), one its standard error; both feed [`Tail`]. All of [`Lab`]'s
 //! methods take `&self`, so several threads may run programs in one lab at the same time.
 //!
 //! QEMU never outlives this process: a small shell between us holds the other end of a pipe and
-//! kills QEMU when that pipe closes, however we ended.
+//! kills QEMU when that pipe closes, whatever ended this process.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -41,40 +41,41 @@ wait $qemu 2>/dev/null; status=$?
 kill $watch 2>/dev/null
 exit $status"#;
 
-/// Programs end within this, unless [`LabCommand::timeout`] says otherwise.
+/// Time limit of programs, unless [`LabCommand::timeout`] sets another.
 pub(crate) const DEFAULT_LIMIT: Duration = Duration::from_secs(300);
 
-/// Times that the emulated host is started if the [emulator's own](emulators_own) faults end it.
+/// Number of times that the emulated host is started if the [emulator's own](emulators_own) faults
+/// end it.
 const STARTS: u32 = 3;
 
-/// How long a file may take between two frames.
+/// Longest time between two frames of a file.
 const FILE_LIMIT: Duration = Duration::from_secs(60);
 
 /// A running emulated host.
 #[derive(Debug)]
 pub struct Lab {
     shared: Arc<Shared>,
-    /// Stopped by closing its standard input.
+    /// Shell that runs QEMU; it is stopped by closing its standard input.
     keeper: Child,
     tty: Option<UnixStream>,
     start_up: Duration,
     boot: Duration,
 }
 
-/// What the threads share. Lock order: none is held while another is taken.
+/// State shared by the threads. Lock order: none is held while another is taken.
 #[derive(Debug)]
 struct Shared {
     wire: Mutex<UnixStream>,
-    /// Where answers go, by request number; `None` once the lab is dead.
+    /// Receivers of answers, by request number; `None` once the lab is dead.
     routes: Mutex<Option<HashMap<u32, Sender<Message>>>>,
     console: Arc<Tail>,
     next_id: AtomicU32,
 }
 
-/// What went wrong while the emulated host started, if it is the emulator's own: nothing that the
-/// lab is for runs by then. Seen: a panic with QEMU 7.2, once in thousands of starts, and with 10.0
-/// its assertion that a memory section which a translation buffer names is there, in two starts one
-/// after the other.
+/// Returns the error that ended the emulated host's start, if it is the emulator's own: no work of
+/// the lab runs by then. Seen: a panic with QEMU 7.2, once in thousands of starts, and with 10.0
+/// its assertion that a memory section named by a translation buffer exists, in two consecutive
+/// starts.
 fn emulators_own(error: &LabError) -> Option<&'static str> {
     let LabError::Died { console, .. } = error else {
         return None;
@@ -88,7 +89,7 @@ fn emulators_own(error: &LabError) -> Option<&'static str> {
     }
 }
 
-/// One request's answers.
+/// Answers to one request.
 #[derive(Debug)]
 struct Route {
     id: u32,
@@ -96,7 +97,7 @@ struct Route {
 }
 
 impl Lab {
-    /// Starts an emulated host and waits until it takes commands. A first start fetches Debian
+    /// Starts an emulated host and waits until it accepts commands. A first start fetches Debian
     /// packages (a minute or so); lines about that go to standard error.
     ///
     /// # Errors
@@ -212,8 +213,8 @@ impl Lab {
         Ok(lab)
     }
 
-    /// Copies what is not in the image: unpacking that takes memory twice, and an emulated
-    /// processor's time.
+    /// Copies files that are not in the image: unpacking them from there would take memory twice,
+    /// and an emulated processor's time.
     fn copy_files(&self, config: &LabConfig) -> Result<(), LabError> {
         let files = config.files.iter();
         for (host, inside) in files.filter(|(host, _)| !host_image::is_program(host)) {
@@ -222,13 +223,13 @@ impl Lab {
         Ok(())
     }
 
-    /// Time the whole start took, images included.
+    /// Returns the time of the whole start, images included.
     #[must_use]
     pub fn start_up(&self) -> Duration {
         self.start_up
     }
 
-    /// Time from QEMU's start to the agent's greeting.
+    /// Returns the time from QEMU's start to the agent's greeting.
     #[must_use]
     pub fn boot_time(&self) -> Duration {
         self.boot
@@ -264,13 +265,13 @@ impl Lab {
         LabCommand::new(self, program)
     }
 
-    /// The lab's interactive terminal, for a command started with [`LabCommand::on_terminal`];
-    /// given out once.
+    /// Returns the lab's interactive terminal, for a command started with
+    /// [`LabCommand::on_terminal`]; it can be taken once.
     pub fn take_terminal(&mut self) -> Option<UnixStream> {
         self.tty.take()
     }
 
-    /// The last lines of the emulated host's console.
+    /// Returns the last lines of the emulated host's console.
     #[must_use]
     pub fn console(&self) -> String {
         self.shared.console.text()
@@ -338,7 +339,7 @@ impl Lab {
         fs::write(host, data).map_err(LabError::host("write", host))
     }
 
-    /// The contents of a file of the lab.
+    /// Returns the contents of a file of the lab.
     ///
     /// # Errors
     /// A file that does not exist or cannot be read; a dead lab.
@@ -387,7 +388,7 @@ struct Start {
     keeper: Child,
     console: Arc<Tail>,
     limit: Limit,
-    /// What the limit was at first.
+    /// Limit at the beginning.
     whole: Duration,
 }
 
@@ -469,12 +470,12 @@ impl Shared {
         })
     }
 
-    /// The next answer of a route; a refusal is an error.
+    /// Returns the next answer of a route; a refusal is an error.
     fn answer(&self, route: &Route, limit: Duration, during: &str) -> Result<Message, LabError> {
         self.answer_within(route, (&mut Limit::new(limit), limit), during)
     }
 
-    /// The same within what is left of a limit; the whole of it is for the error.
+    /// Returns the same within the rest of a limit; the whole limit is for the error.
     fn answer_within(
         &self,
         route: &Route,
@@ -482,7 +483,7 @@ impl Shared {
         during: &str,
     ) -> Result<Message, LabError> {
         loop {
-            // What has come already is no late answer.
+            // An answer that is already in the channel is not late.
             let wait = left.step();
             return match route.answers.recv_timeout(wait.unwrap_or_default()) {
                 Ok(Message::Refused(reason)) => Err(LabError::Inside(reason)),
@@ -495,7 +496,7 @@ impl Shared {
     }
 
     fn died(&self, during: &str) -> LabError {
-        // The console's last words may still be on their way.
+        // The end of the console's output may still be on its way.
         self.console.wait_for_end(Duration::from_secs(2));
         LabError::Died {
             during: during.to_owned(),
@@ -523,7 +524,7 @@ impl Shared {
                     let mut routes = locked(&self.routes);
                     let Some(routes) = routes.as_mut() else { break };
                     let last = matches!(message, Message::Exit(_) | Message::Done);
-                    // A requester that gave up does not want its answers.
+                    // A requester that no longer waits does not need its answers.
                     let lost = routes
                         .get(&id)
                         .is_some_and(|route| route.send(message).is_err());
@@ -531,7 +532,7 @@ impl Shared {
                         routes.remove(&id);
                     }
                 }
-                // Dropping the senders tells every waiter.
+                // Dropping the senders ends every wait.
                 *locked(&self.routes) = None;
             })
             .map_err(here)?;
@@ -557,7 +558,7 @@ mod tests {
         assert_eq!(emulators_own(&LabError::Inside(panic.into())), None);
     }
 
-    /// Whoever reads of a limit that has passed learns which one.
+    /// The error of an expired limit names the limit.
     #[test]
     fn a_qemu_that_never_connects_ran_out_of_its_limit() {
         let dir = tempfile::tempdir().expect("a directory");

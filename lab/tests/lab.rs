@@ -1,5 +1,6 @@
 //! The lab as a whole: starts an emulated host. Needs network on its first run and about half a
-//! minute, so it runs when `EXITLESS_LAB=1` is set, as `make test` does, and says so otherwise.
+//! minute, so that it runs only if `EXITLESS_LAB=1` is set, as in `make test`, and prints a note
+//! otherwise.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -11,7 +12,7 @@ use lab::{Lab, LabConfig, LabError, Stream};
 
 mod vfio;
 
-/// Whether to start labs; says so if not.
+/// Returns whether to start labs; prints a note if not.
 fn may_start() -> bool {
     let may = std::env::var_os("EXITLESS_LAB").is_some();
     if !may {
@@ -30,15 +31,15 @@ fn started(config: &LabConfig) -> Lab {
     lab
 }
 
-/// What a shell inside prints; it must succeed.
+/// Returns the output of a shell inside, which must succeed.
 fn sh(lab: &Lab, script: &str) -> String {
     let out = lab.exec("/bin/sh", ["-c", script]).expect("sh runs");
     assert!(out.success(), "{script}: {}", out.stderr_text());
     out.stdout_text()
 }
 
-/// All in one lab, since a start costs more than what is done in it. The doctor needs the program:
-/// `EXITLESS_PROGRAM`, else what `make build` leaves in target/release.
+/// All in one lab, since a start takes longer than the tests in it. The doctor needs the program:
+/// `EXITLESS_PROGRAM`, else the one that `make build` leaves in target/release.
 #[test]
 fn a_complete_host() {
     if !may_start() {
@@ -49,7 +50,7 @@ fn a_complete_host() {
     for disk in &disks {
         std::fs::write(disk, vec![b'.'; 1 << 20]).unwrap();
     }
-    // Not executable: it comes after the start.
+    // Not executable: it is copied after the start.
     let copied = dir.path().join("copied");
     std::fs::write(&copied, vec![b'c'; 40 << 20]).unwrap();
     let default = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/release/exitless");
@@ -143,7 +144,7 @@ fn attached_and_copied_files(lab: &Lab, disks: &[PathBuf]) {
     assert!(read(&disks[0]).iter().all(|byte| *byte == b'.'));
 }
 
-/// What tests of memory need.
+/// Checks the features that tests of memory need.
 fn groups_and_compressed_memory(lab: &Lab) {
     sh(
         lab,
@@ -157,8 +158,7 @@ fn groups_and_compressed_memory(lab: &Lab) {
     assert!(sh(lab, "cat /proc/swaps").contains("zram0"));
 }
 
-/// Storage that holds what it is given for as long as a test wants: what slow disks are tested
-/// with.
+/// Storage that holds requests for as long as a test wants: slow disks are tested with it.
 fn a_suspended_device_keeps_requests(lab: &Lab) {
     sh(lab, "lab-load storage && lab-load storage");
     sh(
@@ -195,8 +195,8 @@ fn a_suspended_device_keeps_requests(lab: &Lab) {
     assert!(out.stderr_text().contains("No such device"), "{out:?}");
 }
 
-/// A program on the terminal was once started so that it seemed to end at once, with status 0 and
-/// its output lost.
+/// Regression test: a program on the terminal seemed to end at once, with status 0 and without its
+/// output.
 fn a_program_on_the_terminal_is_waited_for(lab: &Lab) {
     let out = lab
         .command("/bin/sh")
@@ -234,7 +234,7 @@ fn a_panic_inside_is_reported_with_the_end_of_the_console() {
     };
     assert!(during.contains("sysrq-trigger"), "{during}");
     assert!(console.contains("sysrq triggered crash"), "{console}");
-    // And every later request says the same at once.
+    // Every later request fails in the same way at once.
     assert!(matches!(
         lab.exec("/bin/true", [""; 0]),
         Err(LabError::Died { .. })

@@ -1,14 +1,16 @@
-//! What the writers of a disk have been told is written, kept on a second disk: whatever cuts a
-//! guest off, whoever looks afterwards knows what must be on the first.
+//! Acknowledged writes of a disk, logged on a second disk. After the guest was cut off at any
+//! point, a check of the first disk against this log finds every acknowledged write that is
+//! missing.
 //!
-//! Each of [`WRITERS`] writers has [`OWNED`] blocks of the disk to itself and one write at a time.
-//! Before each it puts down which one that is, and what has been acknowledged so far: a [`Record`],
-//! which is one block of the log. So a block of the disk holds what its last acknowledged write
-//! wrote; the one block of a writer's write under way may hold that instead. Generations grow, so a
-//! write that was lost, done by half, or done once more after a later one is seen.
+//! Each of [`WRITERS`] writers owns [`OWNED`] blocks of the disk and has one write at a time under
+//! way. Before each write it stores a [`Record`], one block of the log: the write that is about to
+//! be made, and the generation of each block that has been acknowledged so far. A block of the disk
+//! therefore holds the content of its last acknowledged write; only the block of the write under
+//! way may hold that write's content instead. Generations grow, so the check detects a write that
+//! was lost, was torn, or was repeated after a later one.
 //!
-//! A writer has two places in the log, and uses them in turns: one is whole, wherever the guest is
-//! cut off.
+//! A writer has two slots in the log and uses them in turn: wherever the guest is cut off, one of
+//! them is whole.
 //!
 //! | bytes | of a record |
 //! |---|---|
@@ -36,16 +38,16 @@ const MAGIC: &[u8; 8] = b"EXITLESA";
 const GENERATIONS_AT: usize = 40;
 const SUM_AT: usize = BLOCK - 8;
 
-/// A write that is under way, or about to be.
+/// A write that is under way, or is next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Next {
-    /// Which of the writer's blocks, below [`OWNED`].
+    /// Index among the writer's blocks, below [`OWNED`].
     pub index: usize,
-    /// What it makes of it.
+    /// Generation of the content that is written.
     pub generation: u32,
 }
 
-/// What one writer knows.
+/// State of one writer: the generation acknowledged for each of its blocks, and its next write.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Record {
     writer: u64,
@@ -55,7 +57,7 @@ pub struct Record {
 }
 
 impl Record {
-    /// Of a writer that has not written anything.
+    /// Creates the record of a writer that has not written anything.
     #[must_use]
     pub fn new(writer: u64) -> Self {
         let next = Next {
@@ -70,31 +72,31 @@ impl Record {
         }
     }
 
-    /// The write under way.
+    /// Returns the write under way.
     #[must_use]
     pub fn next(&self) -> Next {
         self.next
     }
 
-    /// Whether a write of this block was ever acknowledged.
+    /// Returns whether a write of this block was ever acknowledged.
     #[must_use]
     pub fn is_written(&self, index: usize) -> bool {
         self.generations[index] > 0
     }
 
-    /// Number on the disk of this block of the writer's.
+    /// Returns the number on the disk of this block of the writer.
     #[must_use]
     pub fn block(&self, index: usize) -> u64 {
         index as u64 * WRITERS + self.writer
     }
 
-    /// The write under way has been acknowledged; the next is of the block `index`.
+    /// Notes that the write under way has been acknowledged; the next is of the block `index`.
     pub fn acknowledge(&mut self, index: usize) {
         self.generations[self.next.index] = self.next.generation;
         self.give_up(index);
     }
 
-    /// The write under way will not happen any more; the next is of the block `index`.
+    /// Notes that the write under way is abandoned; the next is of the block `index`.
     pub fn give_up(&mut self, index: usize) {
         assert!(index < OWNED, "a block of the writer's");
         self.number += 1;
@@ -104,13 +106,13 @@ impl Record {
         };
     }
 
-    /// Where the record goes: block of the log.
+    /// Returns the block of the log that the record goes to.
     #[must_use]
     pub fn place(&self) -> u64 {
         self.writer * 2 + self.number % 2
     }
 
-    /// The record as it is written.
+    /// Encodes the record into `data`.
     ///
     /// # Panics
     /// If `data` is not one [`BLOCK`].
@@ -133,7 +135,7 @@ impl Record {
         data[SUM_AT..].copy_from_slice(&sum.to_le_bytes());
     }
 
-    /// The record in a block of the log; `None` if there is none of this seed.
+    /// Decodes the record in a block of the log; `None` if it holds no record of this seed.
     fn read(data: &[u8], seed: u64) -> Option<Self> {
         let long = |at: usize| Some(u64::from_le_bytes(data.get(at..at + 8)?.try_into().ok()?));
         let word = |at: usize| Some(u32::from_le_bytes(data.get(at..at + 4)?.try_into().ok()?));
@@ -159,10 +161,10 @@ impl Record {
         })
     }
 
-    /// The newest record of `writer` in the log.
+    /// Returns the newest record of `writer` in the log.
     ///
     /// # Errors
-    /// There is none.
+    /// The log has no record of this writer.
     pub fn latest(log: &[u8], writer: u64, seed: u64) -> Result<Self, String> {
         let places = log.chunks_exact(BLOCK);
         let records = places.filter_map(|data| Self::read(data, seed));
@@ -171,11 +173,11 @@ impl Record {
             .ok_or_else(|| format!("writer {writer} has left no record"))
     }
 
-    /// Whether `data` is what the last acknowledged write of this block wrote: zeroes, if there was
-    /// none.
+    /// Checks that `data` is the content of this block's last acknowledged write, or zeroes if
+    /// there was none.
     ///
     /// # Errors
-    /// What it is instead.
+    /// A description of the difference.
     pub fn check(&self, index: usize, data: &[u8], seed: u64) -> Result<(), String> {
         let number = self.block(index);
         match self.generations[index] {
@@ -186,7 +188,7 @@ impl Record {
         }
     }
 
-    /// Whether `data` is what the write under way writes.
+    /// Returns whether `data` is the content of the write under way.
     #[must_use]
     pub fn is_next(&self, index: usize, data: &[u8], seed: u64) -> bool {
         let Next {
@@ -196,17 +198,16 @@ impl Record {
         index == next && block::check(data, self.block(index), generation.into(), seed).is_ok()
     }
 
-    /// Acknowledged writes of all time.
+    /// Returns the number of acknowledged writes since the first record.
     fn writes(&self) -> u64 {
         u64::from(self.next.generation - 1)
     }
 }
 
-/// Whether `disk` holds what the log of the run `seed` says: the number of writes that the writers
-/// did.
+/// Checks `disk` against the log of the run `seed`. Returns the number of acknowledged writes.
 ///
 /// # Errors
-/// Each block that does not, in words.
+/// A description of each block that differs.
 pub fn judge(disk: &[u8], log: &[u8], seed: u64) -> Result<u64, String> {
     let (mut writes, mut wrong) = (0, Vec::new());
     for writer in 0..WRITERS {
@@ -279,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_under_way_is_done_or_not() {
+    fn pending_write_may_be_applied_or_missing() {
         let mut run = Run::new();
         assert_eq!(run.judge(), Ok(0));
         run.do_write(1);
@@ -339,7 +340,7 @@ mod tests {
         run.do_write(0);
         run.acknowledge(0, 1);
         run.do_write(0);
-        // The record of the second write, torn: the first is what is known.
+        // The record of the second write, torn: the first record is in force.
         let at = (run.records[0].place() + 1) as usize % 2 * BLOCK;
         let mut torn = vec![0; BLOCK];
         run.records[0].acknowledge(2);

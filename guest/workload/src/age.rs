@@ -1,22 +1,22 @@
-//! Memory that has been used: a child writes it and ends, so that free pages of the guest hold
-//! something.
+//! Memory that has been used: a child writes it and ends, so that free pages of the guest are not
+//! zero.
 //!
-//! A guest that has just booted has never touched most of its memory, and a host has nothing to
-//! keep of it. What is shown there is not what happens to a guest that has run for a while.
+//! A guest that has just booted has never touched most of its memory, and its host need not store
+//! those pages. Counts of such a guest do not apply to one that has run for a while.
 
 use crate::child::{self, Child, Ended};
 use crate::memory::{CHUNK, Huge, Means, Memory, PAGE};
 
-/// Pages of 1 MiB.
+/// Pages of a MiB.
 pub(crate) const MIB: u64 = (1 << 20) / PAGE as u64;
 
 /// Has a child write `mib` MiB of memory, no word of which is zero, and waits for its end.
 ///
 /// # Errors
-/// In words, with what helps.
+/// A description, with advice.
 pub fn run(mib: u64) -> Result<(), String> {
     let pages = pages(mib)?;
-    // Mapped here, so that the child need not allocate; what it touches is the child's alone.
+    // Mapped here, so that the child need not allocate; the pages that it touches are its own.
     let mut memory = map(pages)?;
     let child = Child::start(|_| {
         child::offer_to_oom_killer();
@@ -53,12 +53,12 @@ pub(crate) fn ended(child: std::io::Result<Child>) -> Result<(Ended, Vec<u8>), S
         .map_err(|error| format!("no child process: {error}"))
 }
 
-/// Pages of so many MiB.
+/// Returns the number of pages of so many MiB.
 ///
 /// # Errors
-/// There are none, or more than this machine can have.
+/// The number is zero, or larger than this machine supports.
 pub(crate) fn pages(mib: u64) -> Result<usize, String> {
-    // 1 TiB: what an index of pages below has room for.
+    // 1 TiB: an index of pages is large enough for it.
     match usize::try_from(mib) {
         Ok(mib) if (1..=1 << 20).contains(&mib) => Ok(mib * (MIB as usize)),
         _ => Err(format!("{mib} MiB are not 1 to {}", 1 << 20)),

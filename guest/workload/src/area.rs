@@ -1,5 +1,5 @@
-//! A disk, or a file, through the page cache: the pattern in front, and behind it room for what a
-//! workload puts out.
+//! A disk, or a file, accessed through the page cache: the pattern in front, the output of a
+//! workload behind it.
 
 use std::fs::File;
 use std::io;
@@ -9,12 +9,12 @@ use std::path::{Path, PathBuf};
 use crate::age::{self, MIB};
 use crate::{BLOCK, block, device, pattern};
 
-/// A disk whose first MiB have the pattern, and whose others are written to.
+/// A disk whose first MiB hold the pattern, and whose other blocks are written to.
 #[derive(Debug)]
 pub(crate) struct Area {
     path: PathBuf,
     file: File,
-    /// Blocks of the pattern.
+    /// Number of blocks of the pattern.
     pub input: u64,
     seed: u64,
 }
@@ -24,7 +24,7 @@ impl Area {
     /// behind it.
     ///
     /// # Errors
-    /// In words, with what helps.
+    /// A description, with advice.
     pub fn open(path: &Path, mib: u64, output: u64, seed: u64) -> Result<Self, String> {
         let input = age::pages(mib)? as u64;
         let explain = |error: io::Error| device::explain(path, &error);
@@ -50,7 +50,7 @@ impl Area {
     /// Reads blocks of the pattern from `first` on, and checks them.
     ///
     /// # Errors
-    /// What is wrong, in words.
+    /// A description of the first difference.
     pub fn read(&self, first: u64, data: &mut [u8]) -> Result<(), String> {
         let at = first * BLOCK as u64;
         self.read_raw(first, data)?;
@@ -60,7 +60,7 @@ impl Area {
     /// Reads a block of the output, which has to be sealed with its number and `generation`.
     ///
     /// # Errors
-    /// What is wrong, in words.
+    /// A description of the difference.
     pub fn read_sealed(&self, number: u64, generation: u64) -> Result<(), String> {
         let mut data = [0; BLOCK];
         self.read_output(number, &mut data)?;
@@ -68,7 +68,7 @@ impl Area {
             .map_err(|damage| self.at(self.input + number, &damage.to_string()))
     }
 
-    /// Reads blocks of the output from `first` on, whatever they have.
+    /// Reads blocks of the output from `first` on, without checking them.
     ///
     /// # Errors
     /// The system's own, in words.
@@ -86,7 +86,7 @@ impl Area {
         wrote.map_err(|error| self.at(number, &error.to_string()))
     }
 
-    /// Waits until what was written is on the disk.
+    /// Waits until everything written is on the disk.
     ///
     /// # Errors
     /// The system's own, in words.
@@ -143,7 +143,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_is_read_is_checked_and_output_lies_behind_it() {
+    fn reads_are_checked_and_output_lies_behind_the_pattern() {
         let image = Image::new("checked");
         let area = Area::open(&image.0, 2, 512, SEED).unwrap();
         let mut data = vec![0; 2 * BLOCK];

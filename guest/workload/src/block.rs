@@ -1,4 +1,4 @@
-//! Blocks that say what they are: number, generation, seed, and a checksum over everything.
+//! Self-describing blocks: number, generation, seed, and a checksum of the whole block.
 //!
 //! | bytes | content |
 //! |---|---|
@@ -39,7 +39,7 @@ pub fn seal(data: &mut [u8], number: u64, generation: u64, seed: u64) {
 /// Checks that `data` is this block in this generation.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The difference found.
 ///
 /// # Panics
 /// If `data` is not one [`BLOCK`].
@@ -67,20 +67,20 @@ pub fn check(data: &[u8], number: u64, generation: u64, seed: u64) -> Result<(),
     Ok(())
 }
 
-/// What a block says of itself.
+/// Identity that a block's header claims.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Identity {
     /// Number of the block.
     pub number: u64,
-    /// How often it was written.
+    /// Number of times that the block was written.
     pub generation: u64,
     /// Seed of the run.
     pub seed: u64,
-    /// Its checksum is right.
+    /// Whether its checksum is right.
     pub is_whole: bool,
 }
 
-/// What `data` says of itself; `None` if it is not the beginning of such a block.
+/// Decodes the header of `data`; `None` if it does not begin with the magic bytes.
 ///
 /// # Panics
 /// If `data` is not one [`BLOCK`].
@@ -104,10 +104,10 @@ fn body_seed(number: u64, generation: u64, seed: u64) -> u64 {
     seed ^ number.rotate_left(20) ^ generation.rotate_left(44)
 }
 
-/// What is wrong with a block.
+/// Difference between a block's content and the expected one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Damage {
-    /// It is none of ours.
+    /// It was not written by this workload.
     NoBlock {
         /// The block read.
         number: u64,
@@ -123,9 +123,9 @@ pub enum Damage {
         number: u64,
         /// Which field differs.
         what: &'static str,
-        /// What it should be.
+        /// Expected value of the field.
         expected: u64,
-        /// What it is.
+        /// Value found.
         found: u64,
     },
 }

@@ -7,7 +7,7 @@ use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::Path;
 
-/// What the kernel calls the device.
+/// Name that the kernel gives the device.
 const NAME: &str = "Power Button";
 
 /// `struct input_event` of a 64-bit kernel: two words of time, then type, code and value.

@@ -1,5 +1,5 @@
-//! A child process that shares nothing with its parent but what it says to it: pages that are freed
-//! at its end, that the guest's out-of-memory killer may take, or that are copied on write.
+//! A child process that shares nothing with its parent but a pipe to it. Its pages are freed at its
+//! end, may be taken by the guest's out-of-memory killer, or are copied on write.
 //!
 //! UNSAFETY: the standard library starts programs, but has no fork(2).
 
@@ -17,7 +17,7 @@ pub struct Child {
     said: PipeReader,
 }
 
-/// How a child ended.
+/// End of a child.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ended {
     /// By itself, with this status.
@@ -27,11 +27,12 @@ pub enum Ended {
 }
 
 impl Child {
-    /// Starts a child that does `work`, and ends with the status that comes of it. `work` is given
-    /// the way to its parent, which takes 64 KiB before anybody reads.
+    /// Starts a child that runs `work` and exits with the status that `work` returns. `work`
+    /// receives the write end of a pipe to its parent, which buffers 64 KiB before the parent
+    /// reads.
     ///
-    /// Where there are other threads, `work` does without what any of them may have been in the
-    /// middle of: it takes no lock, allocates nothing and prints nothing, or may wait for ever.
+    /// If the process has other threads, `work` must not take a lock, allocate or print: another
+    /// thread may have been in the middle of that at the fork, and `work` would wait for ever.
     ///
     /// # Errors
     /// The system's own.
@@ -56,7 +57,7 @@ impl Child {
         }
     }
 
-    /// Waits for one byte that it says; `None` if it has ended.
+    /// Waits for one byte from the child; `None` if it has ended.
     ///
     /// # Errors
     /// The system's own.
@@ -69,7 +70,7 @@ impl Child {
         }
     }
 
-    /// Waits for its end. Answers how it ended, and what it said.
+    /// Waits for the child's end. Returns how it ended, and all bytes that it wrote.
     ///
     /// # Errors
     /// The system's own.
@@ -109,7 +110,7 @@ impl Drop for Child {
             // SAFETY: takes integers; the child has not been waited for, so the number is still its
             // own.
             unsafe { libc::kill(pid, libc::SIGKILL) };
-            // Nobody is left to tell.
+            // An error of the drop has no recipient.
             let _ = self.reap();
         }
     }
@@ -117,7 +118,7 @@ impl Drop for Child {
 
 /// Makes this process the first that the kernel ends where memory is short.
 pub fn offer_to_oom_killer() {
-    // Without it the kernel chooses by size, which is nearly as good.
+    // Without this the kernel chooses by size, which is nearly as good.
     let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
 }
 
@@ -143,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_child_stores_is_its_own() {
+    fn stores_of_a_child_are_not_visible_to_its_parent() {
         let mut value = 1;
         let child = Child::start(|_| {
             value += 1;

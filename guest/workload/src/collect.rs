@@ -1,10 +1,10 @@
-//! What a copying garbage collector does to memory: objects are allocated one behind the other
-//! until a space is full; then the collector reads all of it in the order of addresses, copies what
-//! is alive to the other space, and goes on there.
+//! Memory use of a copying garbage collector. Objects are allocated one behind the other until a
+//! space is full; then the collector reads all of it in the order of addresses, copies the live
+//! objects to the other space, and allocates there.
 //!
-//! Nothing leaves the process: a host that has less memory than both spaces take writes out garbage
-//! and reads it in again, and what the mutator overwrites it does not overwrite page by page at
-//! once. Each object says what it is; all that live are checked by each collection, and at the end.
+//! Nothing leaves the process. A host that has less memory than both spaces take writes out garbage
+//! and reads it in again; the mutator does not overwrite a whole page at once. Each object
+//! describes itself; all live ones are checked by each collection, and at the end.
 //!
 //! After the paper's Eclipse. Left out: a disk, references between objects, and time.
 
@@ -15,32 +15,32 @@ use crate::memory::{CHUNK, Memory, PAGE};
 use crate::pattern::{self, Checksum, Random};
 use crate::phases;
 
-/// Bytes that objects are multiples of.
+/// Granule of an object's size, bytes.
 const UNIT: usize = 64;
-/// Units of an object: 64 bytes to 2 KiB.
+/// Largest object, in units: objects have 64 bytes to 2 KiB.
 const UNITS_MAX: u64 = 32;
 /// Bytes of an object's head: its number, and its length.
 const HEAD: usize = 16;
-/// Of so many objects one lives until the next collection, and half of those for ever after.
+/// One object of this many lives until the next collection, and half of those to the end.
 const LIVES: u64 = 4;
 const CHUNK_BYTES: usize = CHUNK * PAGE;
 
-/// What to do.
+/// Configuration of a run.
 #[derive(Debug, Clone)]
 pub struct CollectConfig {
     /// MiB of the heap: of both spaces together; even.
     pub mib: u64,
-    /// How many collections, a phase each.
+    /// Number of collections, a phase each.
     pub collections: u64,
     /// Seed of the objects.
     pub seed: u64,
 }
 
-/// Allocates and collects. Calls `mark` before each phase and after the last. Answers the checksum
-/// of what is alive at the end, or `None` where memory was too short.
+/// Allocates and collects. Calls `mark` before each phase and after the last. Returns the checksum
+/// of the objects that live at the end, or `None` where memory was too short.
 ///
 /// # Errors
-/// The first wrong object, or what the system said, in words.
+/// The first wrong object, or the system's error, as text.
 pub fn run(config: &CollectConfig, mark: &mut dyn FnMut(u8)) -> Result<Option<u64>, String> {
     if !config.mib.is_multiple_of(2) {
         return Err(format!("{} MiB are no two halves", config.mib));
@@ -85,7 +85,7 @@ pub fn run(config: &CollectConfig, mark: &mut dyn FnMut(u8)) -> Result<Option<u6
 #[derive(Debug)]
 struct Space {
     memory: Memory,
-    /// Bytes that are taken.
+    /// Bytes in use.
     top: usize,
 }
 
@@ -95,7 +95,7 @@ impl Space {
         Ok(Self { memory, top: 0 })
     }
 
-    /// Room for `len` bytes; `None` if the space is full.
+    /// Reserves `len` bytes; `None` if the space is full.
     fn room(&mut self, len: usize) -> Option<&mut [u8]> {
         let left = self.end(self.top) - self.top;
         if left < len {
@@ -125,7 +125,7 @@ impl Space {
         true
     }
 
-    /// Takes a copy.
+    /// Stores a copy of an object.
     fn take(&mut self, object: &[u8]) -> Result<(), String> {
         let room = self.room(object.len());
         let room = room.ok_or("more is alive than a space holds")?;
@@ -169,7 +169,7 @@ impl Space {
         Ok(())
     }
 
-    /// The end of the chunk that byte `at` lies in, or of the space.
+    /// Returns the end of the chunk that byte `at` lies in, or of the space.
     fn end(&self, at: usize) -> usize {
         ((at / CHUNK_BYTES + 1) * CHUNK_BYTES).min(self.memory.pages() * PAGE)
     }
@@ -185,7 +185,7 @@ impl Space {
     }
 }
 
-/// The pages of some bytes, and where in them these are.
+/// Returns the pages that hold some bytes, and the position of the bytes in them.
 fn place(range: Range<usize>) -> (Range<usize>, Range<usize>) {
     let pages = range.start / PAGE..range.end.div_ceil(PAGE);
     let start = range.start % PAGE;
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused() {
+    fn odd_heap_size_is_refused() {
         let odd = CollectConfig { mib: 3, ..CONFIG };
         assert!(run(&odd, &mut |_| {}).unwrap_err().contains("halves"));
     }

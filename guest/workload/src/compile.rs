@@ -1,10 +1,10 @@
-//! What a compiler does to memory, unit by unit: a source and headers are read through the page
-//! cache, a process of its own fills memory that it gives back at its end, and an object is put
-//! out. At last all objects are read again, as a linker does.
+//! Memory use of a compiler, unit by unit: a source and headers are read through the page cache, a
+//! process of its own fills memory that it frees at its end, and an object is written. At the end
+//! all objects are read, as a linker does.
 //!
 //! A unit's source is a run of blocks anywhere on the disk; its headers are of those that all units
-//! share. What is read is checked against the pattern, what a process stores against what it
-//! stored, and objects against what was read for them.
+//! share. All reads are checked against the pattern, the memory of a process against the content
+//! that it stored, and objects against the blocks read for them.
 //!
 //! After the paper's Kernbench. Left out: a file system, and time.
 
@@ -20,29 +20,29 @@ use crate::{BLOCK, age, block};
 const RUN_MAX: u64 = 16;
 /// Headers of a unit.
 const HEADERS: u64 = 24;
-/// Part of the disk, in front, that headers begin in: a quarter.
+/// Reciprocal of the part of the disk, in front, that headers begin in: a quarter.
 const HEADERS_PART: u64 = 4;
-/// MiB that a unit's process fills: 1 to this.
+/// Largest heap of a unit's process, in MiB; the smallest is 1.
 const HEAP_MAX: u64 = 12;
-/// Objects' blocks for each unit: as many as an object may have.
+/// Blocks of output for each unit: the most that an object may have.
 const OUTPUT: u64 = RUN_MAX;
 
-/// What to do.
+/// Configuration of a run.
 #[derive(Debug, Clone)]
 pub struct CompileConfig {
     /// The disk, or a file; has the pattern in front.
     pub disk: PathBuf,
     /// MiB of the pattern.
     pub mib: u64,
-    /// How many units.
+    /// Number of units.
     pub units: u64,
-    /// In how many phases; one more follows, which reads all objects.
+    /// Number of phases; one more follows, which reads all objects.
     pub phases: u64,
-    /// Seed of the pattern, and of what is chosen.
+    /// Seed of the pattern, and of all random choices.
     pub seed: u64,
 }
 
-/// An object that was put out: its blocks, and what they are sealed with.
+/// An object that was written: its blocks, and the generation that they are sealed with.
 #[derive(Debug)]
 struct Object {
     first: u64,
@@ -50,11 +50,11 @@ struct Object {
     generation: u64,
 }
 
-/// Compiles all units, and links them. Calls `mark` before each phase and after the last. Answers
-/// the checksum of what was read, or `None` where memory was too short.
+/// Compiles all units, and links them. Calls `mark` before each phase and after the last. Returns
+/// the checksum of all content read, or `None` where memory was too short.
 ///
 /// # Errors
-/// The first wrong byte, or what the system said, in words.
+/// The first wrong byte, or the system's error, as text.
 pub fn run(config: &CompileConfig, mark: &mut dyn FnMut(u8)) -> Result<Option<u64>, String> {
     let output = config.units.checked_mul(OUTPUT);
     let output = output.ok_or_else(|| format!("{} units are too many", config.units))?;
@@ -95,7 +95,7 @@ fn compile(
     Ok(Some(sum.value()))
 }
 
-/// Reads a source and its headers: their checksum.
+/// Reads a source and its headers. Returns their checksum.
 fn sources(area: &Area, random: &mut Random) -> Result<u64, String> {
     let mut sum = Checksum::default();
     let mut buffer = [0; RUN_MAX as usize * BLOCK];
@@ -116,8 +116,8 @@ fn sources(area: &Area, random: &mut Random) -> Result<u64, String> {
     Ok(sum.value())
 }
 
-/// A process that fills `mib` MiB, reads them again, and ends; false if memory was too short for
-/// it.
+/// Runs a process that fills `mib` MiB, reads them again, and ends. Returns false if memory was too
+/// short for it.
 fn heap(mib: u64, seed: u64) -> Result<bool, String> {
     let pages = age::pages(mib)?;
     let mut memory = age::map(pages)?;

@@ -1,13 +1,13 @@
-//! What a compressor does to memory: its input streams through the page cache, a window of what it
-//! read last stays in memory of its own, which it looks into at places that the data decides, and
-//! its output goes through the page cache as well.
+//! Memory use of a compressor. Its input streams through the page cache; a window of the blocks
+//! read last stays in its own memory and is read at positions that depend on the data; its output
+//! goes through the page cache as well.
 //!
-//! The input is cut into blocks. For each one before it is chosen from the window; of the two a
-//! quarter block is made. Both come from the pattern, so the output can be computed without the
-//! window, and is compared with that when all of it has been written.
+//! The input is cut into blocks. For each one, an earlier block is chosen from the window; the two
+//! give a quarter block of output. Both come from the pattern, so the output can be computed
+//! without the window; it is compared with that result when all of it has been written.
 //!
-//! After the paper's pbzip2. Left out: that less comes out the more there is in common; several
-//! threads; time.
+//! After the paper's pbzip2. Left out: output that shrinks with the redundancy of the input;
+//! several threads; time.
 
 use std::path::PathBuf;
 
@@ -17,14 +17,14 @@ use crate::pattern::{self, Checksum};
 use crate::phases::{self, Phases};
 use crate::{BLOCK, age};
 
-/// Blocks of the input that become one of output.
+/// Input blocks for one block of output.
 const RATIO: usize = 4;
-/// Bytes that come of one block.
+/// Bytes of output for one block.
 const PIECE: usize = BLOCK / RATIO;
-/// Blocks of one read(2): 128 KiB, what Linux reads ahead by default.
+/// Blocks of one read(2): 128 KiB, the size of Linux's read-ahead by default.
 const READ: u64 = 32;
 
-/// What to do.
+/// Configuration of a run.
 #[derive(Debug, Clone)]
 pub struct CompressConfig {
     /// The disk, or a file; has the pattern in front.
@@ -33,17 +33,17 @@ pub struct CompressConfig {
     pub mib: u64,
     /// MiB of the window.
     pub window_mib: u64,
-    /// In how many phases; one more follows, which reads the output.
+    /// Number of phases; one more follows, which reads the output.
     pub phases: u64,
     /// Seed of the pattern.
     pub seed: u64,
 }
 
 /// Compresses the input, and checks the output. Calls `mark` before each phase and after the last.
-/// Answers the output's checksum, or `None` where memory was too short.
+/// Returns the output's checksum, or `None` where memory was too short.
 ///
 /// # Errors
-/// The first wrong byte, or what the system said, in words.
+/// The first wrong byte, or the system's error, as text.
 pub fn run(config: &CompressConfig, mark: &mut dyn FnMut(u8)) -> Result<Option<u64>, String> {
     let output = age::pages(config.mib)? / RATIO;
     let area = Area::open(&config.disk, config.mib, output as u64, config.seed)?;
@@ -62,7 +62,7 @@ fn compress(
     let pages = window.pages() as u64;
     let mut sum = Checksum::default();
     let mut data = [0; READ as usize * BLOCK];
-    // A run of MiB is a whole number of reads.
+    // A whole number of MiB is a whole number of reads.
     let reads = area.input / READ;
     for phase in 0..config.phases {
         phases.begin();
@@ -91,7 +91,7 @@ fn compress(
     Ok(Some(sum.value()))
 }
 
-/// Reads the output, and compares it with what the pattern makes of it.
+/// Reads the output, and compares it with the one computed from the pattern.
 fn check(config: &CompressConfig, area: &Area, pages: u64) -> Result<(), String> {
     let mut found = [0; BLOCK];
     let mut wanted = [0; BLOCK];
@@ -116,7 +116,7 @@ fn check(config: &CompressConfig, area: &Area, pages: u64) -> Result<(), String>
     Ok(())
 }
 
-/// The number of a block that the window still has beside `number`, whose content decides.
+/// Returns the number of an earlier block of the window, chosen by the content of block `number`.
 fn chosen(block: &[u8], number: u64, pages: u64) -> u64 {
     let word = block.first_chunk().expect("a block has a word");
     number - u64::from_le_bytes(*word) % pages.min(number + 1)

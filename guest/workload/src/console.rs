@@ -1,27 +1,27 @@
-//! Going in step with whoever reads and types on the console: lines are said, and waited for.
+//! Line exchange with the host over the console, which keeps guest and host in step.
 //!
 //! UNSAFETY: tcdrain(3), which the standard library does not have.
 
 use std::io::{self, Write};
 
-/// Says a line, and waits until it has left the machine: what follows may stop the processor that
-/// would send it.
+/// Prints a line, and waits until it has left the machine: the next action may stop the processor
+/// that would send it.
 #[expect(unsafe_code, reason = "no safe wrapper of tcdrain")]
 pub fn say(line: &str) {
     let mut out = io::stdout().lock();
-    // A console that is gone is noticed by the host.
+    // If the console is gone, the host notices it.
     let _ = out
         .write_all(format!("{line}\n").as_bytes())
         .and_then(|()| out.flush());
-    // SAFETY: takes a descriptor only; an error says that it is no terminal, which keeps nothing
-    // back.
+    // SAFETY: takes a descriptor only; the one error is that it is no terminal, which buffers
+    // nothing.
     unsafe { libc::tcdrain(libc::STDOUT_FILENO) };
 }
 
-/// Waits for a line of standard input, and answers it without its end.
+/// Waits for a line of standard input, and returns it without its end.
 ///
 /// # Errors
-/// Nobody is there any more.
+/// The host has closed its end, or reading failed.
 pub fn hear() -> Result<String, String> {
     let mut line = String::new();
     match io::stdin().read_line(&mut line) {

@@ -1,14 +1,14 @@
-//! Many requests in flight: threads read or write whole blocks, one request each, so that as many
-//! are in flight as there are threads.
+//! Many requests in flight: each thread reads or writes one whole block at a time, so that as many
+//! requests are in flight as there are threads.
 //!
-//! Windows are cut by requests, not by time: they are counted as they are answered, under a lock,
-//! and the thread whose request is the last before a marker writes it with the lock held, so that
-//! none is counted on the wrong side. Requests go on until the last window is over: it ends with as
-//! many in flight as it began.
+//! Windows are cut by requests, not by time. Answered requests are counted under a lock; the thread
+//! whose request is the last before a marker writes the marker with the lock held, so that no
+//! request is counted on the wrong side. Requests go on until the last window is over: it ends with
+//! as many in flight as it began.
 //!
-//! The pattern of the whole device is made before the first request: what is read is compared with
-//! it where it lies, and what is written lies there, so that in the windows a processor does little
-//! else than requests.
+//! The pattern of the whole device is made before the first request. Blocks read are compared with
+//! it in place, and blocks written are written from it, so that in the windows a processor does
+//! little besides requests.
 
 use std::fs::File;
 use std::io;
@@ -24,23 +24,23 @@ use crate::device::{self, Buffer};
 use crate::marker::Windows;
 use crate::pattern;
 
-/// Blocks of a device that are used at most: 64 MiB, which stand in memory.
+/// Largest number of blocks of a device that are used: 64 MiB, all in memory.
 pub const BLOCKS_MAX: u64 = 1 << 14;
 
-/// How to run.
+/// Configuration of a run.
 #[derive(Debug, Clone, Copy)]
 pub struct DeepConfig {
-    /// Threads; 1 to 64.
+    /// Number of threads; 1 to 64.
     pub depth: u64,
     /// Seed of the pattern.
     pub seed: u64,
-    /// Blocks are written, else read and compared.
+    /// Whether blocks are written; otherwise they are read and compared.
     pub write: bool,
-    /// What is counted.
+    /// Windows in which requests are counted.
     pub windows: Windows,
 }
 
-/// Writes a marker; it stays with the thread that asked for it.
+/// Writes a marker. It stays in the thread that created it.
 pub type Mark = Box<dyn Fn(u8)>;
 
 /// Reads or writes the blocks in their order, again and again. `open` is called once in each
@@ -94,7 +94,7 @@ pub fn run(
     })
 }
 
-/// What all threads of a run have.
+/// State shared by all threads of a run.
 struct Shared<'a> {
     file: &'a File,
     config: &'a DeepConfig,
@@ -107,17 +107,18 @@ struct Shared<'a> {
 }
 
 impl Shared<'_> {
-    /// The next request; `None` if the last window needs no more.
+    /// Returns the next request; `None` if the last window needs no more.
     fn next(&self) -> Option<u64> {
         let number = self.asked.fetch_add(1, Ordering::Relaxed);
-        // The depth more, so that it is kept until the last one of the windows is answered.
+        // The depth more, so that as many stay in flight until the last one of the windows is
+        // answered.
         let last = self.config.windows.total() + self.config.depth;
         (number < last).then_some(number)
     }
 
-    /// No thread asks for more.
+    /// Makes every thread stop requesting.
     fn stop(&self) {
-        // Far enough from the end of the numbers for what the others add.
+        // Far enough from the largest number for the increments of the other threads.
         self.asked.store(u64::MAX / 2, Ordering::Relaxed);
     }
 
@@ -188,7 +189,7 @@ mod tests {
         content
     }
 
-    /// Runs it; the markers in their order.
+    /// Runs it, and returns the markers in their order.
     fn marks(path: &Path, config: &DeepConfig) -> io::Result<Vec<u8>> {
         let marks = std::sync::Arc::new(Mutex::new(Vec::new()));
         run(path, config, &|| {

@@ -46,7 +46,7 @@ impl Buffer {
     }
 }
 
-/// Opens for direct I/O. Where the file system has none (tmpfs), the page cache is used instead.
+/// Opens for direct I/O, or through the page cache where the file system has no direct I/O (tmpfs).
 ///
 /// # Errors
 /// The system's own.
@@ -78,8 +78,7 @@ pub fn open_cached(path: &Path, writable: bool) -> io::Result<File> {
     OpenOptions::new().read(true).write(writable).open(path)
 }
 
-/// What to tell of a device that cannot be opened, or is not fit: its name, what is wrong, and what
-/// helps.
+/// Describes a device that cannot be opened or used: its name, the error, and advice.
 #[must_use]
 pub fn explain(path: &Path, error: &io::Error) -> String {
     let help = match error.kind() {
@@ -95,13 +94,13 @@ pub fn explain(path: &Path, error: &io::Error) -> String {
     format!("{}: {error}{help}", path.display())
 }
 
-/// Size of a block device or file in whole blocks.
+/// Returns the size of a block device or file in whole blocks.
 ///
 /// # Errors
 /// The system's own; `InvalidInput` if there is not one whole block.
 pub fn blocks(file: &File) -> io::Result<u64> {
     use std::io::{Seek, SeekFrom};
-    // A block device's metadata says 0; the position of its end does not lie.
+    // A block device's metadata says 0; the position of its end is right.
     let mut file = file;
     let len = file.seek(SeekFrom::End(0))?;
     match len / BLOCK as u64 {
@@ -131,7 +130,7 @@ pub fn write(file: &File, number: u64, buffer: &Buffer) -> io::Result<()> {
         .map_err(|e| at("write", number, &e))
 }
 
-/// Gives the page cache's copies of `count` whole blocks up, as far as they are clean.
+/// Drops the page cache's copies of `count` whole blocks, as far as they are clean.
 ///
 /// # Errors
 /// The system's own.
@@ -149,7 +148,8 @@ pub fn forget(file: &File, number: u64, count: u64) -> io::Result<()> {
     }
 }
 
-/// The smallest direct request of a block device, in bytes; a whole block for anything else.
+/// Returns the smallest direct request of a block device, in bytes; a whole block for anything
+/// else.
 ///
 /// # Errors
 /// The system's own.
@@ -166,7 +166,7 @@ pub fn sector(file: &File) -> io::Result<usize> {
     Ok(usize::try_from(len).map_or(BLOCK, |len| len.clamp(1, BLOCK)))
 }
 
-/// Whether it is a block device, and no regular file.
+/// Returns whether it is a block device, not a regular file.
 ///
 /// # Errors
 /// The system's own.
@@ -174,19 +174,19 @@ pub fn is_block_device(file: &File) -> io::Result<bool> {
     Ok(file.metadata()?.file_type().is_block_device())
 }
 
-/// How blocks are given up.
+/// Kind of deallocation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Trim {
-    /// Their content is nobody's concern afterwards (virtio: DISCARD). Block devices only.
+    /// Their content is undefined afterwards (virtio: DISCARD). Block devices only.
     Discard,
     /// They read as zeros afterwards and stay allocated (virtio: WRITE_ZEROES).
     Zero,
-    /// They read as zeros afterwards, and their room may be given back (virtio: WRITE_ZEROES with
+    /// They read as zeros afterwards, and their space may be freed (virtio: WRITE_ZEROES with
     /// UNMAP).
     ZeroAndUnmap,
 }
 
-/// Gives up `count` whole blocks from block `number` on.
+/// Deallocates `count` whole blocks from block `number` on.
 ///
 /// # Errors
 /// The system's own; its number is `EOPNOTSUPP` where the device cannot.
@@ -228,7 +228,7 @@ fn at(action: &str, number: u64, error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("{action} of block {number}: {error}"))
 }
 
-/// Looks every millisecond whether `is_done`.
+/// Polls every millisecond until `is_done` returns true.
 ///
 /// # Errors
 /// Those of `is_done`; `TimedOut`, with `what`, after `limit`.

@@ -9,8 +9,8 @@ use workload::rogue::{self, AttemptConfig};
 use crate::failure::Failure;
 use crate::options::Options;
 
-/// Copies through mappings, tries what no mapping allows, and, if asked to, makes and ends many
-/// mappings.
+/// Copies through mappings, tries accesses that no mapping allows, and, on request, makes and ends
+/// many mappings.
 pub fn run(options: &mut Options) -> Result<(), Failure> {
     let bits = options.number("mask-bits", Some(28))?;
     let bits = u32::try_from(bits)

@@ -1,9 +1,9 @@
 //! A virtio-blk driver in user space: one split ring, polled, with memory the device reaches by
 //! physical address.
 //!
-//! Linux's own driver resets a disk only when nothing is in flight. This one resets whenever it is
-//! told to, as firmware, a crash kernel or a driver in user space may. Specification: Virtio 1.2,
-//! §2.7 (split rings), §3.1.1, §5.2.6.
+//! Linux's own driver resets a disk only when nothing is in flight. This one resets whenever its
+//! caller asks, as firmware, a crash kernel or a driver in user space may. Specification: Virtio
+//! 1.2, §2.7 (split rings), §3.1.1, §5.2.6.
 //!
 //! All memory is one huge page, which Linux does not move:
 //!
@@ -15,7 +15,7 @@
 //! | 0x1000 | for each request 64 bytes: header at 0, status byte at 32 |
 //! | 0x2000 | for each request one block of data |
 //!
-//! UNSAFETY: memory that a device writes is no Rust memory: it is mapped by mmap(2), which the
+//! UNSAFETY: memory that a device writes is not Rust memory: it is mapped by mmap(2), which the
 //! standard library does not have, and reached by volatile accesses at checked offsets.
 
 use std::fs;
@@ -27,7 +27,7 @@ use std::time::Duration;
 use crate::function::Function;
 use crate::{BLOCK, device};
 
-/// Requests at a time; each has its slot.
+/// Number of requests in flight at most; each has its slot.
 pub const SLOTS: usize = 4;
 /// Size of the ring.
 const RING: u16 = 16;
@@ -62,18 +62,18 @@ const DRIVER_OK: u8 = 4;
 const FEATURES_OK: u8 = 8;
 const NEEDS_RESET: u8 = 64;
 
-/// `VIRTIO_BLK_F_FLUSH`, `VIRTIO_F_VERSION_1`, `VIRTIO_F_ACCESS_PLATFORM`: what this driver takes
-/// of what is offered.
+/// `VIRTIO_BLK_F_FLUSH`, `VIRTIO_F_VERSION_1`, `VIRTIO_F_ACCESS_PLATFORM`: the offered features
+/// that this driver accepts.
 const FEATURES: u64 = 1 << 9 | 1 << 32 | 1 << 33;
 
 /// Descriptor flags (§2.7.5).
 const NEXT: u16 = 1;
 const WRITE: u16 = 2;
 
-/// How long a reset, or a request that nothing holds, may take.
+/// Time limit of a reset, or of a request that nothing delays.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// What a request does, and with which block.
+/// Operation of a request, with its block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Request {
     /// Reads a block into the slot's data.
@@ -90,13 +90,13 @@ pub struct Driver {
     function: Function,
     memory: Memory,
     doorbell: u16,
-    /// Heads made available, and used ones seen.
+    /// Number of heads made available, and of used ones consumed.
     avail: u16,
     used: u16,
 }
 
 impl Driver {
-    /// Resets the device and starts it. The kernel's driver has let go of `function`.
+    /// Resets the device and starts it. The kernel's driver has released `function`.
     ///
     /// # Errors
     /// The system's own; no huge page; a device that refuses its features.
@@ -114,8 +114,8 @@ impl Driver {
         Ok(driver)
     }
 
-    /// Resets the device, and returns when it says that it has been: what was in flight is
-    /// forgotten.
+    /// Resets the device, and returns when the device reports that the reset is complete. Requests
+    /// in flight are abandoned.
     ///
     /// # Errors
     /// The system's own; a device that is not reset within a minute.
@@ -169,7 +169,8 @@ impl Driver {
         self.function.read(DEVICE_STATUS).map(|[status]| status)
     }
 
-    /// Whether the device asks for a reset: it has met what it cannot go on from.
+    /// Returns whether the device asks for a reset (DEVICE_NEEDS_RESET): it has met an
+    /// unrecoverable error.
     ///
     /// # Errors
     /// The system's own.
@@ -177,7 +178,7 @@ impl Driver {
         Ok(self.status()? & NEEDS_RESET != 0)
     }
 
-    /// The data of a slot, to be written or as read.
+    /// Returns the data of a slot, to be written or as read.
     #[must_use]
     pub fn data(&self, slot: usize) -> Vec<u8> {
         assert!(slot < SLOTS, "a slot");
@@ -224,13 +225,14 @@ impl Driver {
         let entry = AVAIL + 4 + usize::from(self.avail % RING) * 2;
         self.memory.put(entry, &head.to_le_bytes());
         self.avail = self.avail.wrapping_add(1);
-        // The device reads the index first: what it then reads must be there.
+        // Orders the stores of descriptors and ring before the store of the index: the device reads
+        // the index first.
         fence(Ordering::Release);
         self.memory.put_u16(AVAIL + 2, self.avail);
         self.function.ring(self.doorbell)
     }
 
-    /// Waits for all requests made available since the start; the status byte of each slot.
+    /// Waits for all requests made available since the start. Returns the status byte of each slot.
     ///
     /// # Errors
     /// `TimedOut` after a minute.
@@ -239,14 +241,15 @@ impl Driver {
             self.used = self.memory.u16(USED + 2);
             Ok(self.used == self.avail)
         })?;
-        // The device writes the index last: what it wrote before is there.
+        // Orders the load of the used index before the loads of data: the device writes the index
+        // last.
         fence(Ordering::Acquire);
         Ok(std::array::from_fn(|slot| {
             self.memory.bytes(HEADERS + slot * 64 + STATUS_AT, 1)[0]
         }))
     }
 
-    /// Does one request with slot 0, alone.
+    /// Executes one request with slot 0 while no other is in flight.
     ///
     /// # Errors
     /// As [`Driver::wait`]; a status other than OK.
@@ -260,7 +263,7 @@ impl Driver {
         }
     }
 
-    /// Lets go of the function, reset.
+    /// Resets the device and releases the function.
     ///
     /// # Errors
     /// As [`Driver::reset`].
@@ -284,14 +287,14 @@ impl Memory {
         // Shared, so that a child process makes no copy of it.
         let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_HUGETLB | libc::MAP_POPULATE;
         let access = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: a new mapping of memory that nobody else has.
+        // SAFETY: a new mapping, which no other code refers to.
         let start = unsafe { libc::mmap(std::ptr::null_mut(), MEMORY, access, flags, -1, 0) };
         if start == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
         let start = start.cast::<u8>();
-        // proc(5): a word of 64 bits for each page; the frame in bits 0 to 54, bit 63 says that it
-        // is in memory.
+        // proc(5): a word of 64 bits for each page; bits 0 to 54 are the frame, and bit 63 is set
+        // if it is in memory.
         let pagemap = fs::File::open("/proc/self/pagemap")?;
         let mut word = [0; 8];
         pagemap.read_exact_at(&mut word, start.addr() as u64 / 4096 * 8)?;
@@ -306,7 +309,7 @@ impl Memory {
         })
     }
 
-    /// Where the device finds the byte at `at`.
+    /// Returns the physical address of the byte at `at`.
     fn physical(&self, at: usize) -> u64 {
         self.physical + at as u64
     }
@@ -342,7 +345,7 @@ impl Memory {
         u16::from_le(unsafe { self.start.add(at).cast::<u16>().read_volatile() })
     }
 
-    /// Writes them at once.
+    /// Writes the two bytes at `at`, which is even, at once.
     #[expect(unsafe_code, reason = "see the module's head")]
     fn put_u16(&mut self, at: usize, value: u16) {
         assert!(at.is_multiple_of(2) && at + 2 <= MEMORY, "a whole index");

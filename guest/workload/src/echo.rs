@@ -1,5 +1,5 @@
-//! Verified UDP echoes: one at a time, sent again if it is lost, or many in flight, of which none
-//! may be.
+//! Verified UDP echoes: one datagram at a time, sent again if it is lost, or many in flight, of
+//! which none may be lost.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -12,7 +12,7 @@ use crate::pattern;
 /// Tries per datagram: UDP may lose any of them.
 const TRIES: u32 = 5;
 
-/// What came back.
+/// Counts of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct EchoReport {
     /// Datagrams answered with the right content.
@@ -36,7 +36,7 @@ pub fn run(to: SocketAddr, count: u64, wait: Duration) -> io::Result<EchoReport>
     Ok(report)
 }
 
-/// A socket of its own for this peer, that waits so long for an answer.
+/// Creates a socket for this peer alone, with a receive timeout of `wait`.
 pub(crate) fn connected(to: SocketAddr, wait: Duration) -> io::Result<UdpSocket> {
     let any: SocketAddr = if to.is_ipv4() {
         ([0, 0, 0, 0], 0).into()
@@ -49,11 +49,11 @@ pub(crate) fn connected(to: SocketAddr, wait: Duration) -> io::Result<UdpSocket>
     Ok(socket)
 }
 
-/// Bytes that a datagram may have: its number, and what fits a frame.
+/// Length of a datagram in bytes: its number at least, and at most what fits a frame.
 pub const BYTES: std::ops::RangeInclusive<usize> = 8..=1400;
 
-/// The datagram of this number, which it begins with: of so many bytes, or of a length that goes
-/// through all of [`BYTES`].
+/// Returns the datagram of this number, which it begins with: `bytes` long, or of a length that
+/// goes through all of [`BYTES`].
 fn datagram(number: u64, bytes: Option<usize>) -> Vec<u8> {
     let varied = || 8 + usize::try_from(number * 97 % 1393).expect("below 1393");
     let mut datagram = vec![0; bytes.unwrap_or_else(varied)];
@@ -62,12 +62,12 @@ fn datagram(number: u64, bytes: Option<usize>) -> Vec<u8> {
     datagram
 }
 
-/// Datagrams in flight, how long each is, and the windows that count their answers.
+/// Number of datagrams in flight, their length, and the windows that count their answers.
 #[derive(Debug, Clone, Copy)]
 pub struct EchoConfig {
     /// Datagrams in flight, 1 to 64.
     pub depth: u64,
-    /// Bytes of each, in [`BYTES`]; else they have all lengths.
+    /// Length of each in bytes, in [`BYTES`]; all lengths in turn if `None`.
     pub bytes: Option<usize>,
     /// Windows of answers.
     pub windows: Windows,
@@ -75,12 +75,13 @@ pub struct EchoConfig {
     pub wait: Duration,
 }
 
-/// Keeps datagrams in flight: as many go out at first, and one for each answer. Answers may come in
-/// any order; each is checked. A window counts answers, and `mark` is called with its markers.
+/// Keeps `depth` datagrams in flight: as many go out at first, and one for each answer. Answers may
+/// come in any order; each is checked. A window counts answers, and `mark` is called with its
+/// markers.
 ///
 /// # Errors
-/// Depth or length are out of range; an answer with wrong content (`InvalidData`); none in time, as
-/// one that was lost has; a socket's error.
+/// Depth or length are out of range; an answer with wrong content (`InvalidData`); no answer in
+/// time, for instance because one was lost; a socket's error.
 pub fn pipelined(to: SocketAddr, config: &EchoConfig, mark: &dyn Fn(u8)) -> io::Result<()> {
     let EchoConfig {
         depth,
@@ -117,7 +118,7 @@ pub fn pipelined(to: SocketAddr, config: &EchoConfig, mark: &dyn Fn(u8)) -> io::
         if let Some(value) = windows.marker_after(answered) {
             mark(value);
         }
-        // Beyond the last one too: its window ends with as many in flight.
+        // Also beyond the last answer: its window ends with as many in flight.
         let next = answered + depth - 1;
         socket.send(&datagram(next))?;
         in_flight.insert(next);
@@ -125,7 +126,7 @@ pub fn pipelined(to: SocketAddr, config: &EchoConfig, mark: &dyn Fn(u8)) -> io::
     Ok(())
 }
 
-/// Sends until the answer comes; the number of repetitions.
+/// Sends until the answer comes. Returns the number of repetitions.
 fn exchange(socket: &UdpSocket, datagram: &[u8]) -> io::Result<u64> {
     let mut answer = [0; 2048];
     let mut last = io::Error::from(io::ErrorKind::TimedOut);
@@ -162,7 +163,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// Answers `count` datagrams, each changed by `change`, which is given its number, from 0.
+    /// Answers `count` datagrams, each changed by `change`, which receives its number, from 0.
     pub(crate) fn server(
         count: usize,
         change: impl Fn(usize, &mut Vec<u8>) + Send + 'static,
@@ -228,7 +229,7 @@ pub(crate) mod tests {
     fn windows_of_pipelined_echoes_are_marked_by_their_answers() {
         for bytes in [None, Some(8), Some(1400)] {
             let marks = std::cell::RefCell::new(Vec::new());
-            // Four more than are counted: nobody waits for their answers.
+            // Four more than are counted: the client does not wait for their answers.
             let to = server(20, move |_, answer| {
                 if let Some(bytes) = bytes {
                     assert_eq!(answer.len(), bytes);

@@ -3,7 +3,7 @@
 use std::sync::{Condvar, Mutex};
 use std::time::Duration;
 
-/// Tells a thread that waits between two lines that there is nothing more to say.
+/// Event that wakes a thread that waits between two lines: the run has ended.
 #[derive(Default)]
 pub(crate) struct Ended {
     flag: Mutex<bool>,
@@ -16,7 +16,7 @@ impl Ended {
         self.changed.notify_all();
     }
 
-    /// Waits for it for at most `limit`; whether it came.
+    /// Waits for it for at most `limit`. Returns whether it came.
     pub(crate) fn wait(&self, limit: Duration) -> bool {
         let flag = self.flag.lock().expect("setting cannot panic");
         let waited = self.changed.wait_timeout_while(flag, limit, |flag| !*flag);

@@ -1,14 +1,14 @@
-//! How a command ends that does not succeed.
+//! Failures of a command.
 
 use std::io;
 
 use crate::options;
 
-/// Why a command did not succeed.
+/// Reason for the failure of a command.
 pub enum Failure {
-    /// The command line makes no sense.
+    /// The command line is malformed.
     Usage(String),
-    /// What was to be done was not, or is wrong.
+    /// The run failed, or found an error.
     Run(String),
 }
 

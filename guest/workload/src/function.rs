@@ -1,11 +1,12 @@
-//! The PCI function of a virtio disk, reached from user space through sysfs.
+//! The PCI function of a virtio disk, accessed from user space through sysfs.
 //!
-//! Specification: Virtio 1.2, §4.1. Registers are reached by the configuration access capability
-//! (§4.1.4.9), a window onto the BAR in configuration space: no mapping, and it works beside a
-//! kernel driver. The price is four configuration accesses for a register, which is nothing to a
-//! test.
+//! Specification: Virtio 1.2, §4.1. Registers are accessed through the configuration access
+//! capability (§4.1.4.9), a window onto the BAR in configuration space. It needs no mapping, and
+//! works while a kernel driver is bound. The price is four configuration accesses for a register,
+//! which a test can afford.
 //!
-//! Left out: functions whose structures are not all in BAR 0, as they are in those this is for.
+//! Left out: functions whose structures are not all in BAR 0; the tested devices have them all
+//! there.
 
 use std::fs::{self, File};
 use std::io;
@@ -19,7 +20,7 @@ use crate::device;
 const COMMAND: u64 = 0x04;
 const COMMAND_MEMORY: u16 = 1 << 1;
 const COMMAND_BUS_MASTER: u16 = 1 << 2;
-/// Where the list of capabilities begins.
+/// Offset of the pointer to the list of capabilities.
 const CAPABILITY_POINTER: u64 = 0x34;
 const CAPABILITY_VENDOR: u8 = 0x09;
 
@@ -34,7 +35,7 @@ const ACCESS_OFFSET: u64 = 8;
 const ACCESS_LENGTH: u64 = 12;
 const ACCESS_DATA: u64 = 16;
 
-/// How long the kernel may take to give a disk its node.
+/// Time limit for the kernel to create a disk's node.
 const NODE_LIMIT: Duration = Duration::from_secs(30);
 
 /// A virtio function.
@@ -42,19 +43,19 @@ const NODE_LIMIT: Duration = Duration::from_secs(30);
 pub struct Function {
     dir: PathBuf,
     config: File,
-    /// Where the configuration access capability lies.
+    /// Offset of the configuration access capability.
     access: u64,
-    /// Where in the BAR the common configuration lies.
+    /// Offset of the common configuration in the BAR.
     common: u32,
-    /// Where the doorbells lie, and how many bytes apart.
+    /// Offset of the doorbells, and their stride in bytes.
     doorbells: u32,
     doorbell_stride: u32,
-    /// How the IOMMU translated for the kernel's driver.
+    /// Translation type of the group while the kernel's driver was bound.
     translation: Option<String>,
 }
 
 impl Function {
-    /// The function behind `disk`, for instance `/dev/vda`.
+    /// Opens the function behind `disk`, for instance `/dev/vda`.
     ///
     /// # Errors
     /// The system's own; `InvalidInput` if there is no virtio function with a configuration access
@@ -67,7 +68,7 @@ impl Function {
         Self::at(device.parent().ok_or(io::ErrorKind::InvalidInput)?)
     }
 
-    /// The function whose directory in sysfs is `dir`.
+    /// Opens the function whose directory in sysfs is `dir`.
     fn at(dir: &Path) -> io::Result<Self> {
         let config = File::options()
             .read(true)
@@ -88,7 +89,7 @@ impl Function {
 
     fn find_structures(&mut self) -> io::Result<()> {
         let mut at = u64::from(self.byte(CAPABILITY_POINTER)?);
-        // 48 capabilities of four bytes fill conventional space: a list that is longer is a circle.
+        // 48 capabilities of four bytes fill conventional space: a longer list is circular.
         for _ in 0..48 {
             if at == 0 {
                 break;
@@ -124,8 +125,8 @@ impl Function {
         Ok(u32::from_le_bytes(bytes))
     }
 
-    /// Lets the function do DMA, or not. The write that takes the right away returns when nothing
-    /// is in flight any more.
+    /// Sets or clears Bus Master. The write that clears it returns when no request is in flight any
+    /// more.
     ///
     /// # Errors
     /// The system's own.
@@ -171,7 +172,7 @@ impl Function {
         self.write_bar(self.common + register, value)
     }
 
-    /// Rings the doorbell at place `number` for queue 0.
+    /// Rings the doorbell with index `number` for queue 0.
     ///
     /// # Errors
     /// The system's own.
@@ -185,8 +186,8 @@ impl Function {
         self.config.write_all_at(&value, self.access + ACCESS_DATA)
     }
 
-    /// Takes the function from the kernel's driver, and lets it reach all memory by guest-physical
-    /// address, where it is behind an IOMMU.
+    /// Unbinds the kernel's driver. If the function is behind an IOMMU, sets its group to identity
+    /// mapping, so that it reaches all memory by guest-physical address.
     ///
     /// # Errors
     /// The system's own.
@@ -201,10 +202,10 @@ impl Function {
         Ok(())
     }
 
-    /// Gives it back, and waits for the node of `disk`.
+    /// Binds the kernel's driver again, and waits for the node of `disk`.
     ///
     /// # Errors
-    /// The system's own; `TimedOut` if the driver makes no disk of it.
+    /// The system's own; `TimedOut` if the driver creates no disk.
     pub fn give_back(&mut self, disk: &Path) -> io::Result<()> {
         if let Some(before) = self.translation.take() {
             write(&self.translation_file(), before.trim().as_bytes())?;
@@ -220,7 +221,7 @@ impl Function {
         write(&path, name.as_encoded_bytes())
     }
 
-    /// Its group has it to itself: root complex integrated endpoints do.
+    /// The group contains this function only, as that of a root complex integrated endpoint does.
     fn translation_file(&self) -> PathBuf {
         self.dir.join("iommu_group/type")
     }

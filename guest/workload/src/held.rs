@@ -1,10 +1,9 @@
-//! What a guest does to a disk whose storage holds what it was given: a read, a write and a flush
-//! are in flight and cannot end, and the guest takes Bus Master away, resets the device, or powers
-//! off.
+//! Guest's part of a test in which the storage delays requests: a read, a write and a flush are in
+//! flight and cannot complete, and the guest clears Bus Master, resets the device, or powers off.
 //!
-//! The host suspends and resumes the storage; both sides go in step. The guest says each of these
-//! on a line of its own, `held N WORD` with the number of the run, and waits for a line on standard
-//! input where the table says so:
+//! The host suspends and resumes the storage; both sides go in step. The guest prints each of these
+//! words on a line of its own, `held N WORD` with the number of the run, and waits for a line on
+//! standard input where the table says so:
 //!
 //! | word | meaning | then |
 //! |---|---|---|
@@ -29,10 +28,10 @@ use crate::driver::{Driver, Request, SLOTS};
 use crate::function::Function;
 use crate::{BLOCK, block, console, pattern};
 
-/// How long a request may take that nothing holds.
+/// Time limit of a request that nothing delays.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// What is done while requests are held.
+/// Action of the guest while requests are held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Act {
     /// Nothing.
@@ -46,7 +45,7 @@ pub enum Act {
 }
 
 impl Act {
-    /// Its name in options.
+    /// Returns its name in options.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -58,7 +57,7 @@ impl Act {
     }
 }
 
-/// A request that is held.
+/// Kind of a request that is held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// A read of one block.
@@ -73,7 +72,7 @@ impl Kind {
     /// All three.
     pub const ALL: [Kind; 3] = [Kind::Read, Kind::Write, Kind::Flush];
 
-    /// Its name in options and messages.
+    /// Returns its name in options and messages.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -92,7 +91,7 @@ pub struct Blocks {
 }
 
 impl Blocks {
-    /// Blocks in use by `runs` runs.
+    /// Returns the number of blocks that `runs` runs use.
     #[must_use]
     pub fn needed(runs: u64) -> u64 {
         Self { run: runs + 1 }.first()
@@ -102,50 +101,50 @@ impl Blocks {
         self.run * 4
     }
 
-    /// Only read: has the pattern.
+    /// Block that is only read: has the pattern.
     #[must_use]
     pub fn read(self) -> u64 {
         self.first()
     }
 
-    /// Written by the held write; had the pattern.
+    /// Block written by the held write; had the pattern.
     #[must_use]
     pub fn held(self) -> u64 {
         self.first() + 1
     }
 
-    /// Written and flushed before the run.
+    /// Block written and flushed before the run.
     #[must_use]
     pub fn before(self) -> u64 {
         self.first() + 2
     }
 
-    /// Written and flushed after it.
+    /// Block written and flushed after the run.
     #[must_use]
     pub fn after(self) -> u64 {
         self.first() + 3
     }
 }
 
-/// What to do.
+/// Configuration of a run.
 #[derive(Debug, Clone)]
 pub struct HeldConfig {
     /// The disk.
     pub disk: PathBuf,
-    /// Which blocks.
+    /// Blocks of the run.
     pub blocks: Blocks,
     /// Seed of the disk's pattern and of what is written.
     pub seed: u64,
-    /// What is held.
+    /// Kinds of the requests that are held.
     pub kinds: Vec<Kind>,
-    /// What is done meanwhile.
+    /// Action while they are held.
     pub act: Act,
 }
 
-/// Goes through a run in step with the host. Does not return from [`Act::PowerOff`] that works.
+/// Executes a run in step with the host. Does not return from an [`Act::PowerOff`] that works.
 ///
 /// # Errors
-/// What went wrong first, in words.
+/// A description of the first error.
 pub fn run(config: &HeldConfig) -> Result<(), String> {
     let verdict = match config.act {
         Act::Reset => reset(config),
@@ -157,12 +156,12 @@ pub fn run(config: &HeldConfig) -> Result<(), String> {
 }
 
 impl HeldConfig {
-    /// Says a word to the host.
+    /// Prints a word for the host.
     fn say(&self, word: &str) {
         console::say(&format!("held {} {word}", self.blocks.run));
     }
 
-    /// Says a word, and waits for a line.
+    /// Prints a word, and waits for a line.
     fn ask(&self, word: &str) -> Result<(), String> {
         self.say(word);
         console::hear().map(drop)
@@ -178,7 +177,7 @@ impl HeldConfig {
         pattern::check(self.seed, self.blocks.read() * BLOCK as u64, data)
     }
 
-    /// A write, a flush and reads through the kernel's driver, all verified.
+    /// Writes, flushes and reads through the kernel's driver, and verifies the content.
     fn verified_io(&self, written: u64) -> Result<(), String> {
         let io = || -> io::Result<Result<(), String>> {
             let file = device::open(&self.disk, true)?;
@@ -196,7 +195,7 @@ impl HeldConfig {
         io().map_err(|error| error.to_string())?
     }
 
-    /// One request through the kernel's driver.
+    /// Makes one request through the kernel's driver.
     fn request(&self, kind: Kind) -> Result<(), String> {
         let failed = |error: io::Error| error.to_string();
         let file = device::open(&self.disk, true).map_err(failed)?;
@@ -218,7 +217,7 @@ impl HeldConfig {
 
 type Ended = (Kind, Result<(), String>);
 
-/// Everything but a reset: the requests are those of the kernel's driver.
+/// Executes every action but a reset: the requests are those of the kernel's driver.
 fn through_kernel(config: &HeldConfig) -> Result<(), String> {
     let blocks = config.blocks;
     config.verified_io(blocks.before())?;
@@ -227,7 +226,7 @@ fn through_kernel(config: &HeldConfig) -> Result<(), String> {
     let (send, ended) = channel::<Ended>();
     for kind in config.kinds.iter().copied() {
         let (config, send) = (config.clone(), send.clone());
-        // Not joined: a request that never ends must not keep the verdict back.
+        // Not joined: a request that never ends must not delay the verdict.
         thread::spawn(move || {
             let outcome = config.request(kind);
             // The receiver is there unless another request took too long.
@@ -249,7 +248,7 @@ fn through_kernel(config: &HeldConfig) -> Result<(), String> {
         }
         Act::PowerOff => return power_off(),
     }
-    // Only what the disk said can be read back: a request that never ended holds the file.
+    // A request that never ended holds the file, so no block is read back before all have ended.
     collect(config, &ended, start)?;
     if config.kinds.contains(&Kind::Write) {
         let file = device::open(&config.disk, false).map_err(|e| e.to_string())?;
@@ -261,7 +260,7 @@ fn through_kernel(config: &HeldConfig) -> Result<(), String> {
     config.verified_io(blocks.after())
 }
 
-/// Waits for every request, and says how each ended.
+/// Waits for every request, and prints how each ended.
 fn collect(config: &HeldConfig, ended: &Receiver<Ended>, start: Instant) -> Result<(), String> {
     let mut missing = config.kinds.clone();
     let mut wrong = Vec::new();
@@ -287,14 +286,15 @@ fn collect(config: &HeldConfig, ended: &Receiver<Ended>, start: Instant) -> Resu
     }
 }
 
-/// At once, as a pulled plug or a panic would: neither file systems nor disks are told.
+/// Powers off at once, as a pulled plug or a panic would: file systems are not unmounted, nor disk
+/// caches flushed.
 pub(crate) fn power_off() -> Result<(), String> {
     let status = Command::new("poweroff").args(["-n", "-f"]).status();
     Err(format!("poweroff came back: {status:?}"))
 }
 
-/// A reset with requests in flight, by a driver in user space; the kernel's has the disk before and
-/// after.
+/// Resets the disk with requests in flight, by a driver in user space; the kernel's driver has the
+/// disk before and after.
 fn reset(config: &HeldConfig) -> Result<(), String> {
     config.verified_io(config.blocks.before())?;
     let mut function = Function::of_disk(&config.disk).map_err(|e| e.to_string())?;
@@ -331,7 +331,8 @@ fn reset_held(config: &HeldConfig, driver: &mut Driver) -> Result<(), String> {
     config.say("acting");
     driver.reset().map_err(failed)?;
     config.say(&format!("acted: reset ms={}", start.elapsed().as_millis()));
-    // From here on the memory is ours alone: the read that was held must not arrive any more.
+    // From here on the device must not write this memory: the data of the held read must not arrive
+    // any more.
     let canary = vec![0xa5; BLOCK];
     driver.set_data(slot(Kind::Read), &canary);
     driver.start_again().map_err(failed)?;
@@ -358,7 +359,7 @@ fn reset_held(config: &HeldConfig, driver: &mut Driver) -> Result<(), String> {
     Ok(())
 }
 
-/// A write that was in flight was done, or was not: in no case by half.
+/// Checks that a write that was in flight was done completely or not at all.
 fn check_done_or_not(data: &[u8], blocks: Blocks, seed: u64) -> Result<(), String> {
     let number = blocks.held();
     block::check(data, number, blocks.run, seed).or_else(|damage| {
@@ -369,7 +370,7 @@ fn check_done_or_not(data: &[u8], blocks: Blocks, seed: u64) -> Result<(), Strin
     })
 }
 
-/// The slot of a held request; 0 is for those that are done alone.
+/// Returns the slot of a held request; slot 0 is for requests that are made alone.
 fn slot(kind: Kind) -> usize {
     const { assert!(SLOTS > 3) };
     match kind {
@@ -379,11 +380,11 @@ fn slot(kind: Kind) -> usize {
     }
 }
 
-/// Whether what a run acknowledged is on a disk whose content is `disk`. `acts` is what was done
-/// while the requests were held.
+/// Checks that the writes acknowledged in a run are on a disk whose content is `disk`. `act` is the
+/// action taken while the requests were held.
 ///
 /// # Errors
-/// What is not there.
+/// A description of the first difference.
 pub fn check_disk(
     disk: &[u8],
     blocks: Blocks,
@@ -408,7 +409,7 @@ pub fn check_disk(
                 has(blocks.held())?;
             }
         }
-        // Nobody acknowledged the held write: it was done, or it was not.
+        // The held write was not acknowledged: it may be done or not.
         Act::Reset | Act::PowerOff => {
             if act == Act::Reset {
                 has(blocks.after())?;
@@ -421,7 +422,7 @@ pub fn check_disk(
         .map_err(|_| format!("block {number} was never written"))
 }
 
-/// The kinds that `names` asks for; all of them if it asks for none.
+/// Returns the kinds that `names` lists; all kinds if it is empty.
 #[must_use]
 pub fn kinds(mut is_asked: impl FnMut(&str) -> bool) -> Vec<Kind> {
     let asked: Vec<Kind> = Kind::ALL

@@ -1,10 +1,10 @@
-//! `late`: a disk is asked, again and again, to touch buffers that this guest has taken back.
+//! `late`: a disk is made to access buffers that the guest has unmapped.
 //!
-//! The kernel releases a buffer before the read that it belonged to returns. So by this program's
-//! clock a page's age is never less than the time since its read returned, and the last trigger of
-//! a round, which is another block, comes at the limit's age of the youngest page, or later. Before
-//! it this program sleeps a few times more: whatever its kernel had planned for until then has run
-//! by that, even if the processor did not for a while.
+//! The kernel unmaps a buffer before the read that it belonged to returns. By this program's clock,
+//! the time since that read returned is therefore at most the page's age. The last trigger of a
+//! round, which reads another block, comes when the youngest page has reached the limit's age, or
+//! later. This program sleeps a few times before it, so that all work which the guest kernel had
+//! planned for until then has run, even if the processor did not run for a while.
 
 use std::fs::File;
 use std::io;
@@ -18,21 +18,21 @@ use workload::device::{self, Buffer};
 use crate::failure::Failure;
 use crate::options::Options;
 
-/// The block whose read is the trigger: sector 64.
+/// Block whose read is the trigger: sector 64.
 const TRIGGER: u64 = 8;
-/// The same, when this program has waited: sector 72.
+/// Block whose read is the trigger after the limit: sector 72.
 const JUDGE: u64 = 9;
-/// How often, and how long, it sleeps more.
+/// Number and length of the additional sleeps.
 const SLEEPS: u32 = 4;
 const SLEEP: Duration = Duration::from_millis(10);
-/// First of the blocks that are read otherwise.
+/// First of the blocks that fill the pages.
 const FIRST: u64 = 16;
-/// Pages at most.
+/// Largest number of pages.
 const BUFFERS_MAX: u64 = 4096;
-/// What the disk writes at the start of a page: `vio_faults::ROGUE_BYTES`.
+/// Bytes that the disk writes at the start of a page: `vio_faults::ROGUE_BYTES`.
 const ROGUE_BYTES: [u8; 8] = [0xee; 8];
 
-/// Pages that the disk has changed, and triggers.
+/// Counts of triggers, and of pages that the disk has changed.
 #[derive(Debug, Default)]
 struct Counts {
     triggers: u64,
@@ -40,17 +40,17 @@ struct Counts {
     changed_at_limit: u64,
 }
 
-/// The disk, and pages to read to.
+/// State of the attack: the disk, and the pages that are read into.
 struct Attack {
     file: File,
-    /// Where the trigger is read to.
+    /// Buffer for the block of the trigger.
     own: Buffer,
     pages: Vec<Buffer>,
     counts: Counts,
 }
 
 impl Attack {
-    /// Reads a block to each page.
+    /// Reads a block into each page.
     fn fill(&mut self) -> io::Result<()> {
         for (block, page) in (FIRST..).zip(&mut self.pages) {
             device::read(&self.file, block, page)?;
@@ -62,7 +62,8 @@ impl Attack {
         Ok(())
     }
 
-    /// Has the disk touch the pages, by this block; how many it has changed.
+    /// Makes the disk touch the pages, by a read of this block. Returns the number of pages it has
+    /// changed.
     fn trigger(&mut self, block: u64) -> io::Result<u64> {
         device::read(&self.file, block, &mut self.own)?;
         self.counts.triggers += 1;
@@ -78,11 +79,11 @@ impl Attack {
         Ok(changed)
     }
 
-    /// A round: from the reads to the trigger at the limit.
+    /// Executes a round: from the reads to the trigger at the limit.
     fn round(&mut self, limit: Duration, step: Duration) -> io::Result<()> {
         self.fill()?;
         let start = Instant::now();
-        // A millisecond more: the disk counts from the first trigger, which comes behind the reads.
+        // A millisecond more: the disk counts from the first trigger, which follows the reads.
         let end = start + limit + Duration::from_millis(1);
         self.trigger(TRIGGER)?;
         let end = end + start.elapsed();

@@ -1,11 +1,12 @@
-//! What guest and host of a test agree on: test patterns, checksums, marked blocks, markers.
+//! Code shared by guest and host of a test: test patterns, checksums, self-describing blocks,
+//! markers.
 //!
 //! The program `workload` (this crate's binary) runs inside guests; the host's side of a demo or
 //! test links this library, so both sides compute the same data with the same code. No dependency
 //! beyond `libc` and, for [`rogue`], the workspace's own `vfio` and `dma-map`; the binary is linked
 //! statically, so it runs in any initramfs.
 //!
-//! Left out: anything that draws conclusions from time.
+//! Left out: any conclusion from measured time.
 #![deny(unsafe_code)]
 
 pub mod acked;

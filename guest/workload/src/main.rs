@@ -1,6 +1,6 @@
-//! The program inside the test guest. One line per result on standard output, `key=value`, so that
-//! a reader finds it among kernel messages; complaints go to standard error. Exit status: 0 when
-//! all is verified, 1 when not, 2 for a command line that makes no sense.
+//! The program inside the test guest. It prints one line per result on standard output,
+//! `key=value`, so that a reader finds it among kernel messages; errors go to standard error. Exit
+//! status: 0 if all is verified, 1 if not, 2 for a malformed command line.
 
 mod dma_rogue;
 mod failure;
@@ -246,7 +246,7 @@ fn mix(options: &mut Options) -> Result<(), Failure> {
     }
 }
 
-/// Prints and flushes; a console that is gone is no reason to stop.
+/// Prints and flushes; a console that is gone does not stop the run.
 fn say(text: &str) {
     let mut out = io::stdout().lock();
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
@@ -399,7 +399,7 @@ fn collect(options: &mut Options) -> Result<(), Failure> {
     in_phases(options, |mark| collect::run(&config, mark))
 }
 
-/// Runs a workload in phases, and says what came of it.
+/// Runs a workload in phases, and prints its result.
 fn in_phases(
     options: &mut Options,
     run: impl FnOnce(&mut dyn FnMut(u8)) -> Result<Option<u64>, String>,

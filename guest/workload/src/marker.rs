@@ -1,12 +1,12 @@
-//! Markers: one byte written to an I/O port, by which the VMM cuts its counting into windows.
+//! Markers: one byte written to an I/O port, by which the VMM divides its counts into windows.
 //!
 //! UNSAFETY: stock cloud kernels have no `/dev/port`, and a port can otherwise only be reached by
 //! `ioperm(2)` and the `out` instruction. Both are confined to this module.
 //!
-//! A trap of emulated hosts: QEMU 7.2 (TCG) takes a task register of type 9 only (as LTR leaves it
-//! there), where hardware has 11 (busy), and refuses every port in ring 3 otherwise. A VMM that
-//! writes the segment registers back (`KVM_SET_SREGS`) once the guest runs therefore makes `out` a
-//! general-protection fault in the lab. Measured: QEMU with vAPIC does, without it does not.
+//! A quirk of emulated hosts: QEMU 7.2 (TCG) accepts a task register of type 9 only (as LTR leaves
+//! it there), where hardware has 11 (busy), and otherwise refuses every port in ring 3. If a VMM
+//! writes the segment registers back (`KVM_SET_SREGS`) once the guest runs, `out` is therefore a
+//! general-protection fault in the lab. Measured: QEMU does so with vAPIC, and does not without it.
 //!
 //! One marker is exactly one exit, of a kind (port I/O) that none of the measured requests makes.
 
@@ -14,7 +14,7 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::marker::PhantomData;
 
-/// The port. Between the ranges of the PC's own devices; 0x80 is left to the kernel's delays.
+/// The port. It is between the ranges of the PC's own devices; 0x80 is left to the kernel's delays.
 pub const PORT: u16 = 0xe0;
 
 /// A window of measured requests begins.
@@ -35,7 +35,7 @@ pub const ALLOC_END: u8 = 34;
 /// [`ITERATION`] plus *i*.
 pub const OVER: u8 = 35;
 
-/// Windows of equally many requests; between them, and before the first, requests that are in none.
+/// Windows of equally many requests; requests between them, and before the first, are in no window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Windows {
     warmup: u64,
@@ -44,10 +44,10 @@ pub struct Windows {
 }
 
 impl Windows {
-    /// `windows` of `count` requests each, `warmup` before each of them.
+    /// Creates `windows` of `count` requests each, `warmup` before each of them.
     ///
     /// # Errors
-    /// `InvalidInput` if one of them is 0, or all together are no number.
+    /// `InvalidInput` if one of them is 0, or their total overflows.
     pub fn new(warmup: u64, count: u64, windows: u64) -> io::Result<Self> {
         let this = Self {
             warmup,
@@ -69,20 +69,20 @@ impl Windows {
         }
     }
 
-    /// All requests.
+    /// Returns the number of all requests.
     #[must_use]
     pub fn total(&self) -> u64 {
         self.windows * (self.warmup + self.count)
     }
 
-    /// The requests of the windows.
+    /// Returns the number of requests in windows.
     #[must_use]
     pub fn counted(&self) -> u64 {
         self.windows * self.count
     }
 
-    /// The marker due when so many requests have been answered. Beyond [`total`](Self::total) none
-    /// is.
+    /// Returns the marker due when so many requests have been answered; `None` beyond
+    /// [`total`](Self::total).
     #[must_use]
     pub fn marker_after(&self, answered: u64) -> Option<u8> {
         let each = self.warmup + self.count;
@@ -95,20 +95,20 @@ impl Windows {
     }
 }
 
-/// Where Linux takes lines of a program into its trace: `workload marker N` is that of a marker.
+/// File by which a program adds lines to Linux's trace: `workload marker N` is that of a marker.
 const TRACE_MARKER: &str = "/sys/kernel/tracing/trace_marker";
 
-/// The right to write markers, which Linux gives to one thread.
+/// Permission to write markers, which Linux gives to one thread.
 #[derive(Debug)]
 pub struct Markers {
-    /// Markers are written there too.
+    /// Trace that markers are written to as well.
     trace: Option<File>,
-    /// Not `Send`: the right stays with the thread that asked.
+    /// Not `Send`: the permission belongs to the requesting thread.
     thread: PhantomData<*const ()>,
 }
 
 impl Markers {
-    /// Asks for the port.
+    /// Requests access to the port.
     ///
     /// # Errors
     /// `PermissionDenied` without `CAP_SYS_RAWIO`.
@@ -130,7 +130,8 @@ impl Markers {
         }
     }
 
-    /// The same; each marker is a line of the kernel's trace too, for who compares counts with it.
+    /// Requests the same; each marker is a line of the kernel's trace too, for comparison with its
+    /// counts.
     ///
     /// # Errors
     /// Those of [`open`](Self::open); `/sys/kernel/tracing` is not mounted.
@@ -146,8 +147,8 @@ impl Markers {
         })
     }
 
-    /// Writes one marker. A trace that is full or off takes no line, which is its reader's to
-    /// notice.
+    /// Writes one marker. A trace that is full or off drops the line; the reader of the trace
+    /// notices it.
     pub fn write(&self, value: u8) {
         self.write_port(value);
         if let Some(mut trace) = self.trace.as_ref() {

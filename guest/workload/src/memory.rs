@@ -1,9 +1,9 @@
-//! Anonymous memory of this process in whole pages, and the ways in which programs fill it and give
-//! it up.
+//! Anonymous memory of this process in whole pages, and the ways in which programs fill and free
+//! it.
 //!
 //! It lies in chunks, each a mapping of its own, so that one can be unmapped and mapped again; a
-//! [`Range`] of pages never leaves its chunk ([`Memory::end_of_chunk`]). Nothing is touched before
-//! its owner touches it.
+//! [`Range`] of pages never leaves its chunk ([`Memory::end_of_chunk`]). A page is first touched by
+//! its user, not here.
 //!
 //! UNSAFETY: the standard library has neither mmap(2) nor madvise(2), and no promise that a whole
 //! page is filled or copied by one REP instruction, which is what kernels and C libraries do and a
@@ -16,32 +16,32 @@ use std::{ptr, slice};
 
 use crate::BLOCK;
 
-/// Size of a page, bytes; that of a block, since their content goes to and fro.
+/// Size of a page in bytes; equal to that of a block, since content is copied between the two.
 pub const PAGE: usize = BLOCK;
 
-/// Pages of a chunk: 2 MiB, what a huge page covers.
+/// Pages of a chunk: 2 MiB, the size of a huge page.
 pub const CHUNK: usize = 512;
 
-/// What the kernel is told about huge pages.
+/// Advice to the kernel on huge pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Huge {
-    /// None here: each page is touched alone.
+    /// No huge pages here: each page is touched alone.
     Never,
-    /// Where they fit.
+    /// Huge pages where they fit.
     Maybe,
 }
 
-/// How bytes get to where they go.
+/// Instruction or call that stores bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Means {
     /// `rep stosb`, `rep movsb`.
     RepBytes,
     /// `rep stosq`, `rep movsq`.
     RepWords,
-    /// The same from the end to the beginning, as `memmove` does where source and destination
-    /// overlap.
+    /// `rep movsq` or `rep stosq` from the end to the beginning, as `memmove` does where source and
+    /// destination overlap.
     RepBackwards,
-    /// Whatever the compiler and the C library take.
+    /// The compiler's and C library's choice.
     Library,
 }
 
@@ -75,25 +75,25 @@ impl Memory {
         Ok(Self { chunks, pages })
     }
 
-    /// How many pages there are.
+    /// Returns the number of pages.
     #[must_use]
     pub fn pages(&self) -> usize {
         self.pages
     }
 
-    /// The end of the chunk in which `page` lies.
+    /// Returns the end of the chunk in which `page` lies.
     #[must_use]
     pub fn end_of_chunk(&self, page: usize) -> usize {
         ((page / CHUNK + 1) * CHUNK).min(self.pages)
     }
 
-    /// The pages of the chunk in which `page` lies.
+    /// Returns the pages of the chunk in which `page` lies.
     #[must_use]
     pub fn chunk_of(&self, page: usize) -> Range<usize> {
         page / CHUNK * CHUNK..self.end_of_chunk(page)
     }
 
-    /// The content of some pages, as it is in memory now.
+    /// Returns the content of some pages, as it is in memory now.
     ///
     /// # Panics
     /// If they are not in one chunk.
@@ -101,16 +101,16 @@ impl Memory {
     #[expect(unsafe_code, reason = "see the module's head")]
     pub fn bytes(&self, pages: Range<usize>) -> &[u8] {
         let (start, len) = self.place(pages);
-        // SAFETY: no instruction at all. It is to keep the compiler from answering with what it has
-        // seen stored: whether memory still has that is what is asked here.
+        // SAFETY: no instruction at all. It keeps the compiler from answering with values that it
+        // has seen stored: the caller checks whether memory still holds them.
         unsafe { asm!("/* {0} */", in(reg) start, options(nostack, preserves_flags)) };
         // SAFETY: `place` has checked that the bytes are inside a readable mapping, which lives as
-        // long as its chunk, and whose bytes the kernel has made (there are no uninitialized ones);
-        // while `self` is borrowed, nobody stores to it, since all that do borrow it mutably.
+        // long as its chunk, and whose bytes the kernel has initialized; while `self` is borrowed
+        // nothing stores to it, since all stores borrow it mutably.
         unsafe { slice::from_raw_parts(start, len) }
     }
 
-    /// The same, to change.
+    /// Returns the content of some pages, to change.
     ///
     /// # Panics
     /// If they are not in one chunk.
@@ -193,7 +193,7 @@ impl Memory {
         unsafe { transfer(data.as_ptr(), start.add(at), data.len(), means) };
     }
 
-    /// Gives pages back (`MADV_DONTNEED`): they read as zeros from then on.
+    /// Frees pages (`MADV_DONTNEED`): they read as zeros from then on.
     ///
     /// # Errors
     /// The system's own.
@@ -203,13 +203,12 @@ impl Memory {
     #[expect(unsafe_code, reason = "see the module's head")]
     pub fn give_back(&mut self, pages: Range<usize>) -> io::Result<()> {
         let (start, len) = self.place(pages);
-        // SAFETY: whole pages of a private anonymous mapping of ours, as `place` has checked; their
-        // content becomes zeros, and nobody holds a reference to it, since `self` is borrowed
-        // mutably.
+        // SAFETY: whole pages of a private anonymous mapping of ours, as `place` has checked. Their
+        // content becomes zeros, and no reference to it exists, since `self` is borrowed mutably.
         done(unsafe { libc::madvise(start.cast(), len, libc::MADV_DONTNEED) })
     }
 
-    /// Puts a new mapping in the place of pages: they read as zeros from then on.
+    /// Replaces pages by a new mapping: they read as zeros from then on.
     ///
     /// # Errors
     /// The system's own; the pages are as they were.
@@ -227,8 +226,8 @@ impl Memory {
         Ok(())
     }
 
-    /// Unmaps the chunk in which `page` lies, and maps as many new pages, which read as zeros,
-    /// wherever the kernel likes.
+    /// Unmaps the chunk in which `page` lies, and maps as many new pages, which read as zeros, at
+    /// an address of the kernel's choice.
     ///
     /// # Errors
     /// The system's own; the memory is not to be used any more.
@@ -240,7 +239,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Where pages are, and how many bytes they have.
+    /// Returns the address of pages, and their length in bytes.
     fn place(&self, pages: Range<usize>) -> (*mut u8, usize) {
         let chunk = &self.chunks[pages.start / CHUNK];
         let first = pages.start % CHUNK;
@@ -257,8 +256,8 @@ impl Memory {
 /// bytes.
 ///
 /// # Safety
-/// `len` bytes are readable at `from`, and writable at `to`; nobody else reaches those, and they do
-/// not overlap.
+/// `len` bytes are readable at `from`, and writable at `to`; no other code accesses the latter, and
+/// the two do not overlap.
 #[expect(unsafe_code, reason = "see the module's head")]
 unsafe fn transfer(from: *const u8, to: *mut u8, len: usize, means: Means) {
     let has_words = len.is_multiple_of(8) && len > 0;
@@ -333,8 +332,7 @@ impl Drop for Chunk {
 #[expect(unsafe_code, reason = "see the module's head")]
 unsafe fn map_at(start: *mut u8, len: usize, flags: libc::c_int) -> io::Result<*mut u8> {
     let access = libc::PROT_READ | libc::PROT_WRITE;
-    // Whether there is enough is seen when it is touched, not counted here or by fork(2): a balloon
-    // may have taken it.
+    // Memory is reserved when it is touched, not here or by fork(2): a balloon may have taken it.
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | flags;
     // SAFETY: without MAP_FIXED nothing that exists is changed; with it, the caller's promise.
     let mapped = unsafe { libc::mmap(start.cast(), len, access, flags, -1, 0) };
@@ -359,7 +357,7 @@ mod tests {
     /// More than two chunks.
     const PAGES: usize = 2 * CHUNK + 3;
 
-    /// What [`memory`] fills a page with.
+    /// Content of a page that [`memory`] fills.
     fn first(page: usize) -> u8 {
         page as u8 | 1
     }
@@ -451,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_up_reads_as_zeros_and_its_neighbours_do_not() {
+    fn freed_pages_read_as_zeros_and_their_neighbours_do_not() {
         let mut memory = memory();
         memory.give_back(5..7).unwrap();
         memory.replace(CHUNK + 5..CHUNK + 7).unwrap();

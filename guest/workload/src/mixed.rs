@@ -1,9 +1,9 @@
 //! Mixed, verified I/O: several threads read, write and flush; at the end everything is read back.
 //!
-//! The blocks are divided among the threads, so a thread always knows what each of its blocks
-//! holds, while the device sees all threads' requests at once. A request covers one to eight
-//! blocks. Every read is checked; a block never written, or discarded, is not read; one that was
-//! zeroed is zeros.
+//! The blocks are divided among the threads, so that a thread always knows the content of its
+//! blocks, while the device sees all threads' requests at once. A request covers one to eight
+//! blocks. Every read is checked. A block that was never written, or was discarded, is not read;
+//! one that was zeroed must read as zeros.
 
 use std::fs::File;
 use std::io;
@@ -20,39 +20,39 @@ use crate::ended::Ended;
 use crate::pattern::Random;
 use crate::stall::{Acks, Stall};
 
-/// Blocks of a device that are used at most: 1 GiB, so that the last pass stays short.
+/// Largest number of blocks of a device that are used: 1 GiB, so that the last pass stays short.
 pub const BLOCKS_MAX: u64 = 1 << 18;
 
-/// Blocks in one request at most.
+/// Largest number of blocks in one request.
 const RUN_MAX: u64 = 8;
 
-/// How to run.
+/// Configuration of a run.
 #[derive(Debug, Clone, Copy)]
 pub struct MixedConfig {
-    /// How long to mix, before the last pass.
+    /// Duration of the mix, before the last pass.
     pub duration: Duration,
-    /// What the data and the choices depend on.
+    /// Seed of the data and of all random choices.
     pub seed: u64,
-    /// Threads, each with one request at a time; 1 to 64.
+    /// Number of threads, each with one request at a time; 1 to 64.
     pub depth: u64,
-    /// Blocks at the beginning that are left alone.
+    /// Number of blocks at the beginning that are not used.
     pub skip: u64,
-    /// Also discard and zero blocks, where the device can.
+    /// Whether to discard and zero blocks too, if the device can.
     pub trim: bool,
-    /// Tell of times of at least this length in which no write was acknowledged.
+    /// Shortest time without an acknowledged write that is reported as a stall.
     pub stall: Option<Duration>,
-    /// Tell of the progress this often.
+    /// Period of the progress reports.
     pub progress: Option<Duration>,
 }
 
-/// What is told while it runs.
+/// Event of a run.
 #[derive(Debug, Clone, Copy)]
 pub enum Event<'a> {
     /// A request failed, or a block has wrong content.
     Wrong(&'a str),
-    /// No write was acknowledged for a while; one is now.
+    /// No write was acknowledged for a while; now one is.
     Stall(Stall),
-    /// So far.
+    /// Progress report.
     Progress {
         /// Time since the start.
         at: Duration,
@@ -61,10 +61,10 @@ pub enum Event<'a> {
     },
 }
 
-/// Hears of events, from any thread.
+/// Receiver of events; it may be called in any thread.
 pub type Listener<'a> = dyn Fn(Event<'_>) + Sync + 'a;
 
-/// What was done.
+/// Counts of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct MixedReport {
     /// Read requests, the last pass included.
@@ -128,7 +128,7 @@ pub fn run(path: &Path, config: &MixedConfig, listener: &Listener<'_>) -> io::Re
             worker.step();
         }
         worker.read_back();
-        // No other thread panics with the lock held: they only add.
+        // No other thread panics with the lock held: all only add.
         let mut total = total.lock().expect("adding cannot panic");
         total.add(&worker.report);
     };
@@ -146,7 +146,7 @@ pub fn run(path: &Path, config: &MixedConfig, listener: &Listener<'_>) -> io::Re
                 }
             });
         }
-        // All are joined before any panic goes on, or the progress would never end.
+        // All are joined before any panic is passed on, or the progress reports would never end.
         let outcomes: Vec<_> = workers.into_iter().map(|worker| worker.join()).collect();
         ended.set();
         if let Some(panic) = outcomes.into_iter().find_map(Result::err) {
@@ -156,7 +156,7 @@ pub fn run(path: &Path, config: &MixedConfig, listener: &Listener<'_>) -> io::Re
     Ok(total.into_inner().expect("adding cannot panic"))
 }
 
-/// What all threads of a run have.
+/// State shared by all threads of a run.
 struct Shared<'a> {
     file: &'a File,
     seed: u64,
@@ -180,7 +180,7 @@ impl<'a> Shared<'a> {
         }
     }
 
-    /// A write, or something like it, was acknowledged.
+    /// Notes that a write, a flush, a discard or a zeroing was acknowledged.
     fn acknowledged(&self) {
         if let Some(stall) = self.acks.note() {
             (self.listener)(Event::Stall(stall));
@@ -188,14 +188,14 @@ impl<'a> Shared<'a> {
     }
 }
 
-/// What a block holds.
+/// Expected content of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Content {
     /// Anything.
     Unknown,
     /// Zeros.
     Zero,
-    /// What [`block::seal`] made in this generation.
+    /// Content that [`block::seal`] made with this generation.
     Sealed(u64),
 }
 
@@ -204,9 +204,9 @@ struct Worker<'a> {
     random: Random,
     /// Number of the first block owned.
     first: u64,
-    /// Of each block owned.
+    /// Content of each block owned.
     contents: Vec<Content>,
-    /// Counts writes, so that no two of them write the same.
+    /// Counts writes, so that no two of them have the same content.
     generation: u64,
     report: MixedReport,
 }
@@ -223,7 +223,7 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// One request.
+    /// Makes one request.
     fn step(&mut self) {
         let owned = self.contents.len() as u64;
         let at = self.random.below(owned);
@@ -262,7 +262,7 @@ impl<'a> Worker<'a> {
             Trim::Discard => (&self.shared.can_discard, Content::Unknown),
             Trim::Zero | Trim::ZeroAndUnmap => (&self.shared.can_zero, Content::Zero),
         };
-        // Relaxed: whether the device can orders nothing.
+        // Relaxed: the flag orders nothing.
         if !can.load(Ordering::Relaxed) {
             return self.write(at, len);
         }
@@ -409,7 +409,7 @@ mod tests {
         fs::remove_file(path).unwrap();
     }
 
-    /// A worker that owns the 16 blocks of a fresh image, and what was complained of.
+    /// Runs `test` with a worker that owns the 16 blocks of a fresh image, and with its complaints.
     fn with_worker(name: &str, test: impl FnOnce(&mut Worker<'_>, &Mutex<Vec<String>>)) {
         let path = image(name, 16);
         let file = device::open(&path, true).unwrap();
@@ -445,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_zeroed_must_be_zeros() {
+    fn zeroed_blocks_must_read_as_zeros() {
         with_worker("zeroed", |worker, complaints| {
             worker.write(0, 8);
             worker.trim(2, 3, Trim::ZeroAndUnmap);

@@ -1,4 +1,4 @@
-//! Counts of a network interface, as its guest's kernel has them: frames, bytes, and interrupts.
+//! Counters of a network interface, as the guest's kernel has them: frames, bytes, and interrupts.
 //!
 //! Frames and bytes are `/sys/class/net/NAME/statistics`, interrupts the lines of
 //! `/proc/interrupts` that bear the name of the interface's virtio device (`virtio1-input.0`,
@@ -9,7 +9,7 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-/// All counts since the start.
+/// Value of all counters since the start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct NicCounts {
     /// Frames sent. One with segmentation offload is one.
@@ -51,7 +51,7 @@ impl NicCounts {
         })
     }
 
-    /// What was counted since `earlier`.
+    /// Returns the difference to `earlier`.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         Self {
@@ -63,7 +63,7 @@ impl NicCounts {
         }
     }
 
-    /// The counts as `key=value`, in one line.
+    /// Returns the counts as `key=value`, in one line.
     #[must_use]
     pub fn line(&self) -> String {
         let Self {
@@ -83,8 +83,9 @@ fn invalid(text: String) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, text)
 }
 
-/// Interrupts of the queues of virtio device `device` in the text of `/proc/interrupts`, of all
-/// processors. Changes of its configuration (`virtio1-config`) are none of a queue's.
+/// Returns the interrupts of the queues of virtio device `device` in the text of
+/// `/proc/interrupts`, of all processors. Configuration changes (`virtio1-config`) are not counted:
+/// they are not a queue's.
 fn interrupts_of(text: &str, device: &str) -> u64 {
     let is_of_a_queue = |name: &str| {
         let of = name
@@ -95,7 +96,8 @@ fn interrupts_of(text: &str, device: &str) -> u64 {
     let lines = text
         .lines()
         .filter(|line| line.split_whitespace().last().is_some_and(is_of_a_queue));
-    // The number and a colon, a count for each processor, the names of chip, vector and queue.
+    // A line: the number and a colon, a count for each processor, the names of chip, vector and
+    // queue.
     let counts = lines.flat_map(|line| {
         let words = line.split_whitespace().skip(1);
         words.map_while(|word| word.parse::<u64>().ok())

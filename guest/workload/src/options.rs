@@ -57,21 +57,21 @@ const NUMBERS: &[&str] = &[
     "windows",
 ];
 
-/// A command line that makes no sense, in words.
+/// Malformed command line, described.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Wrong(pub String);
 
 /// A parsed command line.
 #[derive(Debug, Default)]
 pub struct Options {
-    /// The first word.
+    /// First word.
     pub command: String,
     subject: Option<String>,
     values: BTreeMap<String, String>,
 }
 
 impl Options {
-    /// Sorts the words. An option that no command knows, or given twice, is refused.
+    /// Parses the words. An option that no command knows, or that is given twice, is refused.
     pub fn parse(words: impl IntoIterator<Item = String>) -> Result<Self, String> {
         let mut words = words.into_iter();
         let command = words
@@ -104,13 +104,14 @@ impl Options {
         Ok(options)
     }
 
-    /// The number of an option, its default, or that it is missing.
+    /// Returns the number of an option, or its default; an error if it is missing and has no
+    /// default.
     pub fn number(&mut self, name: &str, default: Option<u64>) -> Result<u64, Wrong> {
         let number = self.maybe_number(name)?.or(default);
         number.ok_or_else(|| Wrong(format!("{} needs --{name}", self.command)))
     }
 
-    /// The number of an option, if it is given.
+    /// Returns the number of an option, if it is given.
     pub fn maybe_number(&mut self, name: &str) -> Result<Option<u64>, Wrong> {
         let Some(text) = self.values.remove(name) else {
             return Ok(None);
@@ -120,12 +121,12 @@ impl Options {
             .map_err(|_| Wrong(format!("--{name} {text:?} is no number")))
     }
 
-    /// Whether a flag is given.
+    /// Returns whether a flag is given.
     pub fn flag(&mut self, name: &str) -> bool {
         self.values.remove(name).is_some()
     }
 
-    /// What the command works on.
+    /// Returns the command's operand.
     pub fn subject(&mut self, what: &str) -> Result<String, Wrong> {
         self.subject
             .take()

@@ -1,6 +1,7 @@
-//! Test data from a seed: any part of it can be computed alone, so either side can check any block.
+//! Test data from a seed: any part of it can be computed alone, so that either side can check any
+//! block.
 
-/// FNV-1a, 64 bits, fed piece by piece. Not for adversaries: it tells corruption, not forgery.
+/// FNV-1a, 64 bits, fed piece by piece. It detects corruption, not forgery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Checksum(u64);
 
@@ -11,7 +12,7 @@ impl Default for Checksum {
 }
 
 impl Checksum {
-    /// The checksum of one piece of data.
+    /// Returns the checksum of one piece of data.
     #[must_use]
     pub fn of(data: &[u8]) -> u64 {
         let mut sum = Self::default();
@@ -26,14 +27,15 @@ impl Checksum {
         }
     }
 
-    /// The checksum of everything added.
+    /// Returns the checksum of all data added.
     #[must_use]
     pub fn value(self) -> u64 {
         self.0
     }
 }
 
-/// Pseudo-random numbers (SplitMix64, Steele et al. 2014): small, seedable, the same everywhere.
+/// Pseudo-random numbers (SplitMix64, Steele et al. 2014): small, seedable, the same on every
+/// machine.
 #[derive(Debug, Clone)]
 pub struct Random(u64);
 
@@ -44,7 +46,7 @@ impl Random {
         Self(seed)
     }
 
-    /// The next number.
+    /// Returns the next number.
     #[expect(
         clippy::should_implement_trait,
         reason = "an endless sequence needs no Option"
@@ -54,7 +56,7 @@ impl Random {
         mix(self.0)
     }
 
-    /// A number below `limit`; the bias is below 2⁻³² for limits below 2³².
+    /// Returns a number below `limit`; the bias is below 2⁻³² for limits below 2³².
     ///
     /// # Panics
     /// If `limit` is 0.
@@ -72,8 +74,8 @@ fn mix(mut word: u64) -> u64 {
 
 /// Fills `data` with the pattern of `seed` from byte `offset` on.
 ///
-/// Word *n* (8 bytes, little-endian) depends on the seed and *n* only, so data that lands at a
-/// wrong place is noticed.
+/// Word *n* (8 bytes, little-endian) depends on the seed and *n* only, so that data at a wrong
+/// place are detected.
 ///
 /// # Panics
 /// If `offset` is not a multiple of 8.
@@ -89,7 +91,8 @@ pub fn fill(seed: u64, offset: u64, data: &mut [u8]) {
     }
 }
 
-/// The offset of the first byte of `data` that differs from the pattern; `None` if all is well.
+/// Returns the offset of the first byte of `data` that differs from the pattern; `None` if none
+/// does.
 ///
 /// # Panics
 /// If `offset` is not a multiple of 8.
@@ -97,7 +100,7 @@ pub fn fill(seed: u64, offset: u64, data: &mut [u8]) {
 pub fn first_difference(seed: u64, offset: u64, data: &[u8]) -> Option<u64> {
     let mut at = offset;
     for (word, piece) in words(seed, offset).zip(data.chunks(8)) {
-        // Most are right, and one comparison says so.
+        // Most words are equal, and one comparison shows it.
         if piece == word {
             at += 8;
             continue;
@@ -113,10 +116,10 @@ pub fn first_difference(seed: u64, offset: u64, data: &[u8]) -> Option<u64> {
     None
 }
 
-/// Whether `data`, at byte `offset`, is the pattern.
+/// Checks that `data`, at byte `offset`, is the pattern.
 ///
 /// # Errors
-/// Where it is not, in words.
+/// A description of the first difference.
 pub fn check(seed: u64, offset: u64, data: &[u8]) -> Result<(), String> {
     match first_difference(seed, offset, data) {
         None => Ok(()),

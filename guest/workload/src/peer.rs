@@ -1,8 +1,8 @@
 //! The other end of a test's network: TCP connections ([`crate::stream`], [`crate::rr`], and
-//! clients for [`crate::web`]) and datagrams that go back as they came, at one port.
+//! clients for [`crate::web`]) and datagrams, which are sent back unchanged, at one port.
 //!
-//! For a test's own network: whoever can reach the port is served. A thread for each connection,
-//! [`CONNECTIONS`] of them at most.
+//! For a test's own network: any host that can reach the port is served. Each connection has its
+//! thread; there are [`CONNECTIONS`] of them at most.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -14,13 +14,13 @@ use std::time::Duration;
 use crate::stream::{self, Direction};
 use crate::web;
 
-/// Connections at a time; further ones are closed.
+/// Largest number of connections at a time; further ones are closed.
 pub const CONNECTIONS: usize = 64;
 
 /// Longest time for which a connection may move nothing.
 const QUIET: Duration = Duration::from_secs(120);
 
-/// A peer that has its port.
+/// Peer that is bound to its port.
 #[derive(Debug)]
 pub struct Peer {
     connections: TcpListener,
@@ -28,10 +28,10 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Takes `port` at every address; 0 is one that is free.
+    /// Binds `port` at every address; 0 is any free port.
     ///
     /// # Errors
-    /// It is taken.
+    /// The port is taken.
     pub fn bind(port: u16) -> io::Result<Self> {
         let connections = TcpListener::bind((Ipv4Addr::UNSPECIFIED, port))?;
         let port = connections.local_addr()?.port();
@@ -49,10 +49,10 @@ impl Peer {
         self.connections.local_addr()
     }
 
-    /// Serves for ever; `say` is called with what went wrong on a connection.
+    /// Serves for ever; `say` receives a description of each connection's error.
     ///
     /// # Errors
-    /// Neither connections nor datagrams come any more.
+    /// Neither connections nor datagrams can be received any more.
     pub fn serve(self, say: impl Fn(&str) + Send + Sync + 'static) -> io::Result<()> {
         let datagrams = self.datagrams;
         let echo = thread::Builder::new().name("echo".into());
@@ -61,7 +61,7 @@ impl Peer {
         let open = Arc::new(AtomicUsize::new(0));
         loop {
             let (stream, from) = self.connections.accept()?;
-            // Counted by threads that end: nothing else is ordered by it.
+            // Relaxed: the count orders nothing else.
             if open.fetch_add(1, Ordering::Relaxed) >= CONNECTIONS {
                 open.fetch_sub(1, Ordering::Relaxed);
                 say(&format!("{from}: {CONNECTIONS} connections are open"));
@@ -84,7 +84,7 @@ fn serve_one(mut stream: &TcpStream, from: SocketAddr) -> io::Result<u64> {
     stream.set_write_timeout(Some(QUIET))?;
     let header = stream::read_header(&mut stream)?;
     match header.direction {
-        // Only to who asks: this is no proxy.
+        // Connections go to the requesting host only: this is no proxy.
         Direction::Web => web::answer(stream, from.ip(), header.total, QUIET),
         direction => {
             stream.set_nodelay(direction == Direction::Echo)?;
@@ -93,11 +93,12 @@ fn serve_one(mut stream: &TcpStream, from: SocketAddr) -> io::Result<u64> {
     }
 }
 
-/// Sends every datagram back. One that is lost is its sender's to notice.
+/// Sends every datagram back. If one is lost, its sender notices.
 fn echo_all(socket: &UdpSocket) {
     let mut buffer = [0; 1 << 16];
     loop {
-        // An answer whose receiver has gone is told to this socket's next call.
+        // If the receiver has gone, the error is returned by the next call on this socket; it is
+        // ignored.
         if let Ok((len, from)) = socket.recv_from(&mut buffer) {
             let _ = socket.send_to(&buffer[..len], from);
         }
@@ -123,7 +124,7 @@ mod tests {
         thread::spawn(move || peer.serve(move |text| all.lock().unwrap().push(text.to_owned())));
         let mut broken = TcpStream::connect(to).unwrap();
         broken.write_all(&[0xff; Header::LEN]).unwrap();
-        // It is closed, once its thread has said why.
+        // The connection is closed, once its thread has reported the error.
         assert!(matches!(broken.read(&mut [0; 1]), Ok(0) | Err(_)));
         let config = |direction| StreamConfig {
             direction,

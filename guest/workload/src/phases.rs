@@ -1,28 +1,29 @@
-//! A workload in phases, done by a child: where memory is short the kernel ends the child, and not
-//! who tells of it.
+//! Workload in phases, executed by a child process: where memory is short the kernel kills the
+//! child, and not the process that reports.
 //!
-//! Before each phase the child asks its parent, which marks the phase ([`marker::ITERATION`] plus
-//! its number, and [`marker::OVER`] behind the last) and lets it go on. A child that was killed has
-//! its remaining phases marked all the same, so that who counts from outside meets every mark.
+//! Before each phase the child asks its parent, which writes the phase's marker
+//! ([`marker::ITERATION`] plus its number, and [`marker::OVER`] behind the last) and permits it to
+//! go on. If a child was killed, its remaining phases are marked all the same, so that a counter
+//! outside the guest finds every marker.
 
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
 
 use crate::child::{self, Child, Ended};
 use crate::{age, marker};
 
-/// Phases at most: as many markers there are before [`marker::ALLOC`].
+/// Largest number of phases: as many markers as there are before [`marker::ALLOC`].
 pub const PHASES_MAX: u64 = (marker::ALLOC - marker::ITERATION) as u64;
 
-/// What a child says before a phase.
+/// Byte that a child sends before a phase.
 const BEGINS: u8 = b'b';
-/// What it says when the phases are over; its checksum follows.
+/// Byte that a child sends when the phases are over; its checksum follows.
 const OVER: u8 = b'o';
 
-/// Statuses of a child.
+/// Exit statuses of a child.
 const WRONG: u8 = 1;
 const SHORT: u8 = 2;
 
-/// A child's side: when the next phase may begin.
+/// Child's side of the phases: it asks its parent before each.
 #[derive(Debug)]
 pub struct Phases<'a> {
     say: &'a mut PipeWriter,
@@ -30,20 +31,20 @@ pub struct Phases<'a> {
 }
 
 impl Phases<'_> {
-    /// The phase before, if any, is over: waits until the next may begin.
+    /// Ends the phase before, if any, and waits until the next may begin.
     pub fn begin(&mut self) {
-        // A parent that is gone kills its child.
+        // If the parent is gone, the child is killed.
         let _ = self.say.write_all(&[BEGINS]);
         let _ = self.go.read_exact(&mut [0]);
     }
 }
 
-/// Has a child do `work`, which begins `count` phases, and calls `mark` with the marker of each.
-/// Answers the checksum that came of it, or `None` where memory was too short for it.
+/// Runs `work` in a child. `work` begins `count` phases, and `mark` is called with the marker of
+/// each. Returns the checksum that `work` returns, or `None` where memory was too short for it.
 ///
 /// # Errors
-/// The first wrong byte, as `work` says it; a child that ended in another way; more phases than
-/// [`PHASES_MAX`].
+/// The first wrong byte, as `work` describes it; a child that ended in another way; more phases
+/// than [`PHASES_MAX`].
 pub(crate) fn run(
     count: u64,
     mark: &mut dyn FnMut(u8),
@@ -65,7 +66,7 @@ pub(crate) fn run(
             Ok(None) => (SHORT, Vec::new()),
             Err(wrong) => (WRONG, wrong.into_bytes()),
         };
-        // A parent that is gone needs no word.
+        // If the parent is gone, the result has no recipient.
         let _ = say.write_all(&[OVER]).and_then(|()| say.write_all(&words));
         status
     })
@@ -83,7 +84,7 @@ pub(crate) fn run(
     Ok(outcome)
 }
 
-/// What the end of the child means.
+/// Returns the result that a child's end stands for.
 fn verdict(ended: Ended, said: &[u8]) -> Result<Option<u64>, String> {
     match ended {
         Ended::Status(0) => {
@@ -131,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_told_in_the_childs_words() {
+    fn childs_error_is_returned_in_its_own_words() {
         let wrong = |_: &mut Phases<'_>| Err("page 7 is wrong".into());
         assert_eq!(marks(1, wrong).1, Err("page 7 is wrong".into()));
         let panics = |_: &mut Phases<'_>| panic!("on purpose");

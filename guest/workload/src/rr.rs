@@ -1,10 +1,10 @@
-//! Requests and their answers, one at a time, as netperf's TCP_RR and UDP_RR: the peer sends back
-//! what it was sent.
+//! Requests and their answers, one at a time, as netperf's TCP_RR and UDP_RR: the peer sends each
+//! request back.
 //!
 //! Over one TCP connection, without Nagle's algorithm, or as datagrams. A request has at least one
-//! byte; its bytes are those of the pattern at its place, so that an answer of the request before
-//! is no right one. Nothing is sent again: what is lost ends the run, since a window would count it
-//! twice.
+//! byte; its bytes are those of the pattern at its position, so that a repeated answer of the
+//! request before is detected. Nothing is sent again: a lost message ends the run, since a window
+//! would count it twice.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -18,7 +18,7 @@ use crate::stream::{Direction, Header};
 /// Largest request, bytes.
 pub const BYTES_MAX: usize = 1400;
 
-/// What carries requests.
+/// Transport of the requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Carrier {
     /// One TCP connection.
@@ -30,9 +30,9 @@ pub enum Carrier {
 /// Requests of a run.
 #[derive(Debug, Clone, Copy)]
 pub struct RrConfig {
-    /// What carries them.
+    /// Their transport.
     pub carrier: Carrier,
-    /// Bytes of each, and of its answer: 1 to [`BYTES_MAX`].
+    /// Bytes of each request, and of its answer: 1 to [`BYTES_MAX`].
     pub bytes: usize,
     /// Windows of answers.
     pub windows: Windows,
@@ -84,7 +84,7 @@ pub fn run(to: SocketAddr, config: &RrConfig, mark: &dyn Fn(u8)) -> io::Result<(
     }
 }
 
-/// All requests; `ask` sends one and receives its answer, whose length it returns.
+/// Makes all requests; `ask` sends one and receives its answer, whose length it returns.
 fn exchange(
     bytes: usize,
     windows: &Windows,
@@ -128,8 +128,8 @@ mod tests {
         }
     }
 
-    /// A peer of one connection or of 16 datagrams; `change` is given each datagram and its number,
-    /// from 1.
+    /// Starts a peer of one connection or of 16 datagrams; `change` receives each datagram and its
+    /// number, from 1.
     fn peer(carrier: Carrier, change: fn(usize, &mut Vec<u8>)) -> SocketAddr {
         match carrier {
             Carrier::Tcp => {

@@ -1,13 +1,13 @@
-//! The phases of the swapper's demonstration: a disk is read in order, again and again, through the
-//! page cache; then a child fills memory of its own, page by page, and then reads it again.
+//! The phases of the swapper's demonstration: a disk is read in order, repeatedly, through the page
+//! cache; then a child fills memory of its own, page by page, and reads it again.
 //!
-//! In a guest that believes it has memory enough for both, the host sees first what a page cache
-//! does, then what a process does that overwrites whole pages of it. Everything is checked: the
+//! In a guest whose memory seems large enough for both, the host first sees the accesses of a page
+//! cache, then those of a process that overwrites whole pages of it. Everything is checked: the
 //! disk against the pattern of [`crate::pattern`], the child's pages against [`crate::block`].
 //!
 //! The host may count by phase: marker [`marker::ITERATION`] plus *i* is written before iteration
 //! *i*, [`marker::ALLOC`] after the last, [`marker::CHECK`] when the child has filled its memory,
-//! [`marker::ALLOC_END`] after the child's end. An iteration is told of before the next marker.
+//! [`marker::ALLOC_END`] after the child's end. An iteration is reported before the next marker.
 //!
 //! Left out: time.
 
@@ -21,58 +21,58 @@ use crate::child::{self, Child, Ended};
 use crate::memory::{Memory, PAGE};
 use crate::{BLOCK, block, device, marker, pattern};
 
-/// Bytes of one read(2): what Linux reads ahead by default.
+/// Bytes of one read(2): the size of Linux's read-ahead by default.
 const READ: usize = 128 << 10;
 
-/// Iterations at most: as many markers there are before [`marker::ALLOC`].
+/// Largest number of iterations: as many markers as there are before [`marker::ALLOC`].
 pub const ITERATIONS_MAX: u64 = (marker::ALLOC - marker::ITERATION) as u64;
 
-/// What the child says when its pages are filled.
+/// Byte that the child sends when its pages are filled.
 const FILLED: u8 = b'f';
 
-/// What the child's pages are sealed with, beside their number.
+/// Generation that the child's pages are sealed with.
 const GENERATION: u64 = 1;
 
-/// What to do.
+/// Configuration of a run.
 #[derive(Debug, Clone)]
 pub struct SequentialConfig {
     /// The disk, or a file; has the pattern.
     pub disk: PathBuf,
-    /// How much of it is read.
+    /// MiB of it that are read.
     pub mib: u64,
-    /// How often; at most [`ITERATIONS_MAX`].
+    /// Number of iterations; at most [`ITERATIONS_MAX`].
     pub iterations: u64,
-    /// What the child fills; 0 for no child.
+    /// MiB that the child fills; 0 for no child.
     pub alloc_mib: u64,
     /// Seed of the pattern, and of the child's pages.
     pub seed: u64,
 }
 
-/// Something that has happened.
+/// Event of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
     /// A phase is about to begin, or the last is over: write this marker.
     Mark(u8),
     /// All pages of an iteration were right.
     Read {
-        /// Which, from 0.
+        /// Number of the iteration, from 0.
         iteration: u64,
-        /// How many.
+        /// Number of pages.
         pages: u64,
     },
     /// All pages of the child were right.
     Alloc {
-        /// How many.
+        /// Number of pages.
         pages: u64,
     },
     /// The child was killed, as the guest's out-of-memory killer does.
     AllocKilled,
 }
 
-/// Goes through the phases.
+/// Executes the phases.
 ///
 /// # Errors
-/// The first wrong byte, or what the system said, in words.
+/// The first wrong byte, or the system's error, as text.
 pub fn run(config: &SequentialConfig, event: &mut dyn FnMut(Event)) -> Result<(), String> {
     let iterations = config.iterations;
     if iterations > ITERATIONS_MAX {
@@ -83,7 +83,7 @@ pub fn run(config: &SequentialConfig, event: &mut dyn FnMut(Event)) -> Result<()
     let pages = age::pages(config.mib)? as u64;
     let path = config.disk.as_path();
     let explain = |error: io::Error| device::explain(path, &error);
-    // Held open: when nobody has a disk open any more, Linux drops what the page cache has of it.
+    // Held open: when the last descriptor of a disk is closed, Linux drops its page cache.
     let held = device::open_cached(path, false).map_err(explain)?;
     let blocks = device::blocks(&held).map_err(explain)?;
     if blocks < pages {
@@ -96,7 +96,7 @@ pub fn run(config: &SequentialConfig, event: &mut dyn FnMut(Event)) -> Result<()
     let mut buffer = vec![0; READ];
     for iteration in 0..iterations {
         event(Event::Mark(marker_of(iteration)));
-        // Opened again, so that each begins to read ahead as the first did.
+        // Opened again, so that read-ahead starts anew in each iteration.
         let file = device::open_cached(path, false).map_err(explain)?;
         read(path, &file, pages, config.seed, &mut buffer)
             .map_err(|wrong| format!("iteration {iteration}: {wrong}"))?;
@@ -132,7 +132,7 @@ fn read(path: &Path, file: &File, pages: u64, seed: u64, buffer: &mut [u8]) -> R
     Ok(())
 }
 
-/// `data`, read at `at`, is wrong at `wrong`.
+/// Describes the wrong byte at `wrong` in `data`, which was read at `at`.
 fn wrong_byte(path: &Path, seed: u64, at: u64, wrong: u64, data: &[u8]) -> String {
     let index = usize::try_from(wrong - at).expect("an index of the buffer");
     let mut wanted = vec![0; data.len()];
@@ -147,7 +147,7 @@ fn wrong_byte(path: &Path, seed: u64, at: u64, wrong: u64, data: &[u8]) -> Strin
     )
 }
 
-/// Has a child fill pages, then `filled`, and then read them again.
+/// Has a child fill pages, calls `filled`, and has the child read the pages again.
 fn alloc(config: &SequentialConfig, filled: &mut dyn FnMut()) -> Result<Event, String> {
     let no_child = |error: io::Error| format!("no child process: {error}");
     let pages = age::pages(config.alloc_mib)?;
@@ -156,13 +156,13 @@ fn alloc(config: &SequentialConfig, filled: &mut dyn FnMut()) -> Result<Event, S
     let mut child = Child::start(|say| {
         child::offer_to_oom_killer();
         fill(&mut memory, config.seed);
-        // A parent that is gone kills its child.
+        // If the parent is gone, the child is killed.
         let _ = say.write_all(&[FILLED]);
         let _ = go.read_exact(&mut [0]);
         first_wrong(&memory, config.seed).map_or(0, |page| tell(say, &memory, page))
     })
     .map_err(no_child)?;
-    // One that was killed has an end, and says nothing.
+    // A child that was killed has closed the pipe; its end is examined below.
     child.next_byte().map_err(no_child)?;
     filled();
     let_go.write_all(&[0]).map_err(no_child)?;
@@ -170,7 +170,7 @@ fn alloc(config: &SequentialConfig, filled: &mut dyn FnMut()) -> Result<Event, S
     alloc_ended(ended, &said, pages as u64, config.seed)
 }
 
-/// What the end of the child means.
+/// Returns the event or error that a child's end stands for.
 fn alloc_ended(ended: Ended, said: &[u8], pages: u64, seed: u64) -> Result<Event, String> {
     match ended {
         Ended::Status(0) => Ok(Event::Alloc { pages }),
@@ -199,16 +199,16 @@ fn first_wrong(memory: &Memory, seed: u64) -> Option<usize> {
     (0..memory.pages()).find(is_wrong)
 }
 
-/// The child's word on a wrong page: its number and content.
+/// Sends the number and content of a wrong page to the parent.
 fn tell(say: &mut PipeWriter, memory: &Memory, page: usize) -> u8 {
-    // A parent that is gone needs no word.
+    // If the parent is gone, the message has no recipient.
     let _ = say
         .write_all(&(page as u64).to_le_bytes())
         .and_then(|()| say.write_all(memory.bytes(page..page + 1)));
     1
 }
 
-/// What the parent makes of it.
+/// Describes a wrong page that the child has sent.
 fn wrong_page(said: &[u8], seed: u64) -> String {
     let Some((number, found)) = said
         .split_first_chunk::<8>()
@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused_with_what_helps() {
+    fn bad_config_is_refused_with_advice() {
         let image = Image::new("refused");
         let refused = |change: &dyn Fn(&mut SequentialConfig)| {
             let mut config = image.config();

@@ -1,9 +1,9 @@
-//! How long a device acknowledged nothing.
+//! Times in which a device acknowledged nothing.
 //!
-//! All threads of a run share one [`Acks`]. Each acknowledgement is a swap of the time of the last
-//! one: the difference is the gap it ends. A gap is therefore reported once, by whoever ends it,
-//! and a gap that never ends is not reported here: whoever watches the progress sees that it
-//! stopped.
+//! All threads of a run share one [`Acks`]. Each acknowledgement is an atomic maximum of the time
+//! of the last one: the difference is the gap that it ends. A gap is therefore reported once, by
+//! the thread that ends it. A gap that never ends is not reported here: it shows as progress that
+//! has stopped.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -21,14 +21,14 @@ pub struct Acks {
 /// A time without acknowledgements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stall {
-    /// How long it was.
+    /// Its length.
     pub length: Duration,
-    /// When it ended, from the start of the run.
+    /// Its end, from the start of the run.
     pub end: Duration,
 }
 
 impl Acks {
-    /// Starts the clock. Gaps of at least `limit` are stalls; without a limit nothing is.
+    /// Starts the clock. Gaps of at least `limit` are stalls; without a limit none is.
     #[must_use]
     pub fn new(limit: Option<Duration>) -> Self {
         Self {
@@ -39,7 +39,7 @@ impl Acks {
         }
     }
 
-    /// One acknowledgement, now. Answers the stall that it ends.
+    /// Notes an acknowledgement, now. Returns the stall that it ends.
     pub fn note(&self) -> Option<Stall> {
         self.note_at(self.start.elapsed())
     }
@@ -48,20 +48,19 @@ impl Acks {
         // Relaxed: the numbers order nothing else.
         self.count.fetch_add(1, Ordering::Relaxed);
         let now = u64::try_from(end.as_nanos()).unwrap_or(u64::MAX);
-        // The latest, not the last to come here: a thread may be delayed between its clock and
-        // this.
+        // The maximum, not the latest store: a thread may be delayed between its clock and this.
         let before = self.last_ns.fetch_max(now, Ordering::Relaxed);
         let length = Duration::from_nanos(now.saturating_sub(before));
         (length >= self.limit?).then_some(Stall { length, end })
     }
 
-    /// How many there were.
+    /// Returns the number of acknowledgements.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// Time since the start of the run.
+    /// Returns the time since the start of the run.
     #[must_use]
     pub fn elapsed(&self) -> Duration {
         self.start.elapsed()

@@ -1,4 +1,4 @@
-//! `--step` and `--marker`: how those who count are told of phases.
+//! `--step` and `--marker`: notification of the host, which counts by phase.
 
 use std::fs;
 use std::io;
@@ -7,7 +7,7 @@ use workload::marker::{self, Markers};
 
 use crate::options::Options;
 
-/// Who is told.
+/// Notifier of phases: by lines on the console, by markers, or both.
 pub struct Steps {
     command: String,
     is_in_steps: bool,
@@ -15,10 +15,10 @@ pub struct Steps {
 }
 
 impl Steps {
-    /// As the options say.
+    /// Creates the notifier that the options ask for.
     ///
     /// # Errors
-    /// Markers are asked for and not to be had.
+    /// Markers are asked for and cannot be opened.
     pub fn take(options: &mut Options) -> io::Result<Self> {
         Ok(Self {
             command: options.command.clone(),
@@ -27,7 +27,7 @@ impl Steps {
         })
     }
 
-    /// A phase begins, or the last is over.
+    /// Notes that a phase begins, or that the last is over.
     pub fn mark(&self, value: u8) {
         if self.is_in_steps {
             let cache = fs::read_to_string("/proc/meminfo").map(|text| Cache::parse(&text));
@@ -36,7 +36,7 @@ impl Steps {
                 "{} step={value} cached={pages} unwritten={unwritten}",
                 self.command
             );
-            // Its end says as much as a line: nobody counts any more.
+            // The end of the input is as good as a line: then the host does not count any more.
             let _ = io::stdin().read_line(&mut String::new());
         }
         if let Some(markers) = &self.markers {
@@ -53,14 +53,14 @@ impl Steps {
 /// The kernel's page cache, in pages of 4 KiB.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Cache {
-    /// All of it: of files, disks and shared memory.
+    /// All pages: of files, disks and shared memory.
     pages: u64,
-    /// What the disk has not got yet.
+    /// Pages not yet written to the disk.
     unwritten: u64,
 }
 
 impl Cache {
-    /// From `/proc/meminfo`; a line that is not there counts as 0.
+    /// Parses `/proc/meminfo`; a line that is missing counts as 0.
     fn parse(meminfo: &str) -> Self {
         let kib = |key: &str| {
             let rest = meminfo.lines().find_map(|line| line.strip_prefix(key))?;

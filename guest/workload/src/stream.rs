@@ -1,15 +1,16 @@
 //! One TCP connection, verified: bytes of the pattern in one direction, in pieces of one size, one
 //! system call each.
 //!
-//! The client begins with a header of 24 bytes, three little-endian numbers: who sends (0: the
+//! The client begins with a header of 24 bytes, three little-endian numbers: the sender (0: the
 //! client, 1: the peer; 2: the client, and its bytes go back, see [`crate::rr`]; 3 is
-//! [`crate::web`]'s), the pattern's seed, and how many bytes there will be. Whoever receives
-//! compares every byte, and a peer that has received all says their number in eight bytes; one that
-//! has received something else closes without a word. Nagle's algorithm stays as it is by default:
-//! the sender's kernel makes segments of small pieces, as it does for netperf and iperf3.
+//! [`crate::web`]'s), the pattern's seed, and the number of bytes that follow. The receiver
+//! compares every byte. A peer that has received all of them sends their number in eight bytes; one
+//! that has received a wrong byte closes the connection without an answer. Nagle's algorithm stays
+//! on, as it is by default: the sender's kernel makes segments of small pieces, as it does for
+//! netperf and iperf3.
 //!
-//! A window counts pieces: those that the sender has handed to its kernel, or the receiver has
-//! taken from it.
+//! A window counts pieces: those that the sender has handed to its kernel, or those that the
+//! receiver has taken from its kernel.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -21,7 +22,7 @@ use crate::pattern;
 /// Largest piece, bytes.
 pub const PIECE_MAX: usize = 1 << 18;
 
-/// Which way the bytes go.
+/// Direction of the bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direction {
     /// From the client to the peer.
@@ -37,11 +38,11 @@ pub enum Direction {
 /// First bytes of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
-    /// Which way the bytes behind it go.
+    /// Direction of the bytes behind it.
     pub direction: Direction,
     /// Seed of their pattern.
     pub seed: u64,
-    /// How many there will be.
+    /// Number of bytes behind it.
     pub total: u64,
 }
 
@@ -49,7 +50,7 @@ impl Header {
     /// Length on the wire.
     pub const LEN: usize = 24;
 
-    /// The bytes on the wire.
+    /// Encodes the header.
     #[must_use]
     pub fn bytes(&self) -> [u8; Self::LEN] {
         let direction = match self.direction {
@@ -66,7 +67,7 @@ impl Header {
         bytes
     }
 
-    /// The header of these bytes; nothing where it names no direction.
+    /// Decodes a header; `None` if it has no valid direction.
     #[must_use]
     pub fn of(bytes: &[u8; Self::LEN]) -> Option<Self> {
         let (words, _) = bytes.as_chunks::<8>();
@@ -86,10 +87,10 @@ impl Header {
     }
 }
 
-/// What a client does.
+/// Configuration of a client.
 #[derive(Debug, Clone, Copy)]
 pub struct StreamConfig {
-    /// Which way the bytes go.
+    /// Direction of the bytes.
     pub direction: Direction,
     /// Bytes of a piece: a multiple of 8, up to [`PIECE_MAX`].
     pub piece: usize,
@@ -105,8 +106,8 @@ pub struct StreamConfig {
 /// Returns the number of bytes.
 ///
 /// # Errors
-/// The piece is of no size that it may have (`InvalidInput`); wrong bytes came, or the peer says
-/// that they did (`InvalidData`); nothing moved for too long; a socket's error.
+/// The piece's size is not allowed (`InvalidInput`); wrong bytes were received, or the peer reports
+/// that it received some (`InvalidData`); nothing moved for too long; a socket's error.
 pub fn run(to: SocketAddr, config: &StreamConfig, mark: &dyn Fn(u8)) -> io::Result<u64> {
     let StreamConfig {
         direction,
@@ -175,7 +176,7 @@ fn invalid(text: String) -> io::Error {
     io::Error::new(ErrorKind::InvalidData, text)
 }
 
-/// Bytes that a peer takes or gives at a time.
+/// Bytes that a peer receives or sends at a time.
 const PEER_PIECE: usize = 1 << 16;
 
 /// Reads the first bytes of a connection.
@@ -188,11 +189,11 @@ pub fn read_header(stream: &mut impl Read) -> io::Result<Header> {
     Header::of(&header).ok_or_else(|| invalid("no header".into()))
 }
 
-/// The peer's side of one connection behind its header. Returns the number of bytes.
+/// Executes the peer's side of one connection behind its header. Returns the number of bytes.
 ///
 /// # Errors
-/// Wrong bytes came, or the header names none of a connection's directions (`InvalidData`); a
-/// socket's error.
+/// Wrong bytes were received, or the header names none of a connection's directions
+/// (`InvalidData`); a socket's error.
 pub fn answer(header: &Header, mut stream: impl Read + Write) -> io::Result<u64> {
     let Header {
         direction,
@@ -250,7 +251,7 @@ mod tests {
         }
     }
 
-    /// A peer of one connection.
+    /// Starts a peer of one connection.
     fn peer(
         serve: impl FnOnce(TcpStream) -> io::Result<u64> + Send + 'static,
     ) -> (SocketAddr, JoinHandle<io::Result<u64>>) {
@@ -260,7 +261,7 @@ mod tests {
         (address, thread)
     }
 
-    /// The peer's side, with its header.
+    /// Executes the peer's side, with its header.
     fn serve(mut stream: TcpStream) -> io::Result<u64> {
         answer(&read_header(&mut stream)?, stream)
     }
@@ -268,7 +269,7 @@ mod tests {
     #[test]
     fn both_directions_are_verified_and_windows_count_pieces() {
         for direction in [Direction::Send, Direction::Receive] {
-            // The largest is more than the peer takes at once.
+            // The largest piece is more than the peer receives at once.
             for piece in [8, 64, PIECE_MAX] {
                 let (to, thread) = peer(serve);
                 let marks = RefCell::new(Vec::new());
@@ -339,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_header_is_refused_and_a_piece_has_its_size() {
+    fn bad_header_and_bad_piece_size_are_refused() {
         let (to, thread) = peer(serve);
         let mut stream = TcpStream::connect(to).unwrap();
         stream.write_all(&[4; Header::LEN]).unwrap();

@@ -3,12 +3,12 @@
 //!
 //! The guest is the server. It asks the peer, by a header of [`crate::stream`], for clients: their
 //! number, and the port and number of transactions, in sixteen bytes behind the header. Each client
-//! connects to whoever asked, sends [`REQUEST`] bytes of the pattern, compares the response of
-//! [`RESPONSE`] bytes and the end of the connection that follows it, and begins again; when all
-//! transactions are over the peer says how many were right in eight bytes.
+//! connects to the requesting guest, sends [`REQUEST`] bytes of the pattern, compares the response
+//! of [`RESPONSE`] bytes and the end of the connection that follows it, and begins again. When all
+//! transactions are over the peer sends the number of right ones in eight bytes.
 //!
-//! The server takes one connection at a time; the others wait in its listen queue. A window counts
-//! responses.
+//! The server accepts one connection at a time; the others wait in its listen queue. A window
+//! counts responses.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -25,15 +25,16 @@ use crate::stream::{Direction, Header};
 pub const REQUEST: usize = 128;
 /// Bytes of a response.
 pub const RESPONSE: usize = 1024;
-/// Most connections at a time: what the listen queue of Rust's standard library holds.
+/// Largest number of connections at a time: the length of the listen queue in Rust's standard
+/// library.
 pub const CONNECTIONS_MAX: u64 = 128;
-/// Seed of what requests and responses are made of.
+/// Seed of the content of requests and responses.
 const SEED: u64 = 0x77_65_62;
 
-/// What a server does.
+/// Configuration of a server.
 #[derive(Debug, Clone, Copy)]
 pub struct WebConfig {
-    /// Clients at a time, 1 to [`CONNECTIONS_MAX`].
+    /// Number of clients at a time, 1 to [`CONNECTIONS_MAX`].
     pub connections: u64,
     /// Windows of responses.
     pub windows: Windows,
@@ -41,7 +42,7 @@ pub struct WebConfig {
     pub wait: Duration,
 }
 
-/// Serves clients that the peer at `peer` is asked for; `mark` is called with the windows' markers.
+/// Serves clients that it asks the peer at `peer` for; `mark` is called with the windows' markers.
 ///
 /// # Errors
 /// The number of connections is out of range (`InvalidInput`); a wrong request, or a response that
@@ -96,16 +97,16 @@ pub fn serve(peer: SocketAddr, config: &WebConfig, mark: &dyn Fn(u8)) -> io::Res
     }
 }
 
-/// Listens at a free port, and waits for so long for a connection.
+/// Listens at a free port; accepting times out after `wait`.
 fn listen(wait: Duration) -> io::Result<TcpListener> {
     let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0))?;
-    // Linux waits in accept for as long as in a read; the library offers it for streams alone.
+    // Linux applies a socket's read timeout to accept too; the library offers it for streams alone.
     let socket = TcpStream::from(OwnedFd::from(listener));
     socket.set_read_timeout(Some(wait))?;
     Ok(OwnedFd::from(socket).into())
 }
 
-/// What is behind the header: where to connect to, and how often at a time.
+/// Request behind the header: the port to connect to, and the number of connections at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Order {
     port: u16,
@@ -122,7 +123,7 @@ impl Order {
         bytes
     }
 
-    /// The order of these bytes; nothing where they are out of range.
+    /// Decodes an order; `None` if it is out of range.
     fn of(bytes: &[u8; Self::LEN]) -> Option<Self> {
         let (words, _) = bytes.as_chunks::<8>();
         let [port, connections] = [0, 1].map(|at| u64::from_le_bytes(words[at]));
@@ -132,8 +133,8 @@ impl Order {
     }
 }
 
-/// The peer's side, behind the header: `transactions` with the server at `server` and the port that
-/// it names. Returns how many were right.
+/// Executes the peer's side, behind the header: `transactions` with the server at `server` and the
+/// port that the order names. Returns the number of right ones.
 ///
 /// # Errors
 /// An order out of range (`InvalidData`); a socket's error.
@@ -147,7 +148,7 @@ pub fn answer(
     control.read_exact(&mut bytes)?;
     let order = Order::of(&bytes).ok_or_else(|| invalid("an order out of range".into()))?;
     let to = SocketAddr::from((server, order.port));
-    // Counts alone: threads that end order everything else.
+    // Relaxed: joining the threads orders everything else.
     let (left, right) = (AtomicU64::new(transactions), AtomicU64::new(0));
     let take = || {
         let next = |left: u64| left.checked_sub(1);
@@ -158,7 +159,7 @@ pub fn answer(
         for _ in 0..order.connections {
             let client = thread::Builder::new().name("web-client".into());
             client.spawn_scoped(scope, || {
-                // The first that goes wrong ends its client; the sum says so.
+                // A client ends at its first error; the sum shows it.
                 while take() && transaction(to, wait).is_ok() {
                     right.fetch_add(1, Ordering::Relaxed);
                 }
@@ -171,7 +172,7 @@ pub fn answer(
     Ok(right)
 }
 
-/// One connection, request and response.
+/// Executes one transaction: connection, request and response.
 fn transaction(to: SocketAddr, wait: Duration) -> io::Result<()> {
     let mut stream = TcpStream::connect_timeout(&to, wait)?;
     stream.set_read_timeout(Some(wait))?;
@@ -210,7 +211,7 @@ mod tests {
         }
     }
 
-    /// A peer of one order, by what it does with it.
+    /// Starts a peer of one order, which `serve` handles.
     fn peer(serve: impl FnOnce(TcpStream) + Send + 'static) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
@@ -218,7 +219,7 @@ mod tests {
         address
     }
 
-    /// Takes header and order, and returns where the server is.
+    /// Receives header and order, and returns the server's address.
     fn order(stream: &mut TcpStream) -> SocketAddr {
         let mut bytes = [0; Header::LEN + Order::LEN];
         stream.read_exact(&mut bytes).unwrap();
@@ -253,7 +254,7 @@ mod tests {
         });
         let error = serve(to, &config(1), &|_| {}).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidData);
-        // The peer counts one less.
+        // The peer reports one less.
         let to = peer(|mut stream| {
             let server = order(&mut stream);
             for _ in 0..100 {
@@ -280,7 +281,7 @@ mod tests {
     fn a_client_that_does_not_come_ends_the_run() {
         let to = peer(|mut stream| {
             order(&mut stream);
-            // Open until the server gives up.
+            // Open until the server stops waiting.
             let _ = stream.read(&mut [0]);
         });
         let config = WebConfig {

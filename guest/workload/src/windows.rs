@@ -1,4 +1,4 @@
-//! The commands whose requests are counted from outside, in windows between two markers.
+//! Commands whose requests are counted from outside the guest, in windows between two markers.
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -26,7 +26,7 @@ fn wants_markers(options: &mut Options) -> bool {
     !options.flag("no-markers")
 }
 
-/// The markers that are asked for: `--no-markers`, `--trace`.
+/// Opens the markers that are asked for: `--no-markers`, `--trace`.
 fn markers(options: &mut Options) -> io::Result<Option<Markers>> {
     let open = match options.flag("trace") {
         true => Markers::open_traced,
@@ -35,19 +35,19 @@ fn markers(options: &mut Options) -> io::Result<Option<Markers>> {
     wants_markers(options).then(open).transpose()
 }
 
-/// Writes those.
+/// Returns a function that writes those markers.
 fn marks(options: &mut Options) -> io::Result<deep::Mark> {
     Ok(write_to(markers(options)?))
 }
 
-/// `--warmup` and `--windows`, of `count` each.
+/// Parses `--warmup` and `--windows`, of `count` requests each.
 fn windows(options: &mut Options, count: u64) -> Result<Windows, Failure> {
     let warmup = options.number("warmup", Some(120))?;
     let windows = options.number("windows", Some(1))?;
     Windows::new(warmup, count, windows).map_err(|error| Failure::Usage(error.to_string()))
 }
 
-/// Writes markers, or nothing.
+/// Returns a function that writes markers if they are wanted, else nothing.
 fn open_mark(is_wanted: bool) -> io::Result<deep::Mark> {
     Ok(write_to(is_wanted.then(Markers::open).transpose()?))
 }
@@ -60,7 +60,7 @@ fn write_to(markers: Option<Markers>) -> deep::Mark {
     })
 }
 
-/// Reads in one window at most: 64 MiB of data kept.
+/// Largest number of reads in one window: 64 MiB of data are stored.
 const COUNT_MAX: usize = 1 << 14;
 
 /// Computes for `time`; sleeping would arm a timer.
@@ -144,7 +144,7 @@ pub fn reads(options: &mut Options) -> Result<(), Failure> {
         sum.add(&kept);
         println!("reads window={window} of={windows}");
         if is_in_steps {
-            // Its end says as much as a line: nobody counts any more.
+            // The end of the input is as good as a line: then the host does not count any more.
             let _ = io::stdin().read_line(&mut String::new());
         }
     }
@@ -156,7 +156,7 @@ pub fn reads(options: &mut Options) -> Result<(), Failure> {
     Ok(())
 }
 
-/// `deep`: many in flight.
+/// `deep`: many requests in flight.
 pub fn deep(options: &mut Options) -> Result<(), Failure> {
     let count = options.number("count", Some(400))?;
     let config = DeepConfig {
@@ -180,10 +180,10 @@ struct NicWindows {
 }
 
 impl NicWindows {
-    /// `mark` with the counts of the interface that was asked for, if one was.
+    /// Wraps `mark` so that it also reads the counts of the interface of `--nic`, if that is given.
     ///
     /// # Errors
-    /// It is no such interface.
+    /// There is no such interface.
     fn beside(
         options: &mut Options,
         mark: deep::Mark,
@@ -201,8 +201,8 @@ impl NicWindows {
         });
         let counted = this.clone();
         let mark = move |value| {
-            // The exits of a window are those of its frames and of these looks: never of fewer
-            // frames.
+            // The interface is read inside the window: the window's exits include those of the two
+            // reads, and of all frames counted.
             match value {
                 marker::BEGIN => {
                     mark(value);
@@ -232,7 +232,7 @@ impl NicWindows {
     }
 }
 
-/// What the command talks to, as an address.
+/// Parses the command's operand, an address.
 fn address(options: &mut Options) -> Result<SocketAddr, Failure> {
     let text = options.subject("ADDR:PORT")?;
     let address = text.parse();
@@ -323,12 +323,12 @@ pub fn web(options: &mut Options) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A size; one that is none of this machine's is none that is allowed either.
+/// Converts a size; one that does not fit becomes a size that is not allowed.
 fn as_usize(number: u64) -> usize {
     usize::try_from(number).unwrap_or(usize::MAX)
 }
 
-/// `peer`: the other end of both.
+/// `peer`: the other end of these connections.
 pub fn serve(options: &mut Options) -> Result<(), Failure> {
     let text = options.subject("PORT")?;
     let port = text.parse();
@@ -338,7 +338,7 @@ pub fn serve(options: &mut Options) -> Result<(), Failure> {
     Ok(peer.serve(|text| eprintln!("peer: {text}"))?)
 }
 
-/// `idle`: nothing for a while.
+/// `idle`: does nothing for a while.
 pub fn idle(options: &mut Options) -> Result<(), Failure> {
     let seconds = options.number("seconds", None)?;
     let markers = Markers::open()?;

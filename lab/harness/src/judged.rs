@@ -1,4 +1,4 @@
-//! Figures that are judged: each key of a report that has a bar, and what was found.
+//! Figures that are judged: each key of a report that has a bar, and the value found.
 
 use report::Object;
 
@@ -12,7 +12,7 @@ pub enum Bar {
 }
 
 impl Bar {
-    /// Whether a figure is within it.
+    /// Returns whether a figure is within it.
     pub fn holds(self, found: f64) -> bool {
         match self {
             Self::AtMost(most) => found <= most,
@@ -28,8 +28,8 @@ impl Bar {
     }
 }
 
-/// Figures that miss their bars, and a line for every bar with the figure found. One that was not
-/// measured misses none.
+/// Returns the figures that miss their bars, and a line for every bar with the figure found. A
+/// figure that was not measured does not miss its bar.
 pub fn judge<K: AsRef<str>>(
     object: &Object,
     bars: impl IntoIterator<Item = (K, Bar)>,

@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use serde::Serialize;
 
-/// Writes `figures` as one JSON object; the directory is made if it is not there.
+/// Writes `figures` as one JSON object; creates the directory if need be.
 ///
 /// # Errors
 /// The directory or the file cannot be written, by name.

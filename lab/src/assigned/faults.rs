@@ -1,25 +1,27 @@
 //! The kernel's log of DMA that the host's IOMMU refused.
 //!
-//! Format: `drivers/iommu/intel/dmar.c` of Linux 6.1 and 6.12, `dmar_fault_do_one`:
+//! Format: `drivers/iommu/intel/dmar.c` of Linux 6.1 and 6.12, `dmar_fault_do_one` (the first line
+//! is broken here):
 //!
 //! ```text
-//! DMAR: [DMA Write NO_PASID] Request device [00:02.0] fault addr 0x400000 [fault reason 0x05] PTE Write access is not set
+//! DMAR: [DMA Write NO_PASID] Request device [00:02.0] fault addr 0x400000
+//!       [fault reason 0x05] PTE Write access is not set
 //! dmar_fault: 12 callbacks suppressed
 //! ```
 //!
-//! The kernel logs as much as ten lines in five seconds, and takes three of them for one fault: the
-//! line that says that there are some, one for the fault, and one for having looked for another. So
-//! of faults in quick succession some are missing ([`FaultLog::suppressed`]): what has to be in the
-//! log lies two seconds apart.
+//! The kernel logs at most ten lines in five seconds, and uses three of them for one fault: a line
+//! that announces faults, one for the fault, and one for the search for another. Some of several
+//! faults in quick succession are therefore missing ([`FaultLog::suppressed`]): faults that must be
+//! in the log have to be two seconds apart.
 
 use std::fmt;
 
 /// Direction of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DmaAccess {
-    /// The device wanted to read memory.
+    /// A read of memory by the device.
     Read,
-    /// The device wanted to write to memory.
+    /// A write to memory by the device.
     Write,
 }
 
@@ -30,27 +32,27 @@ pub struct DmaFault {
     pub device: String,
     /// Direction.
     pub access: DmaAccess,
-    /// The IOVA; the kernel gives that of the page.
+    /// Its IOVA; the kernel logs that of the page.
     pub address: u64,
-    /// The architecture's reason, for example 5: a write where there is no right to write.
+    /// The architecture's reason, for example 5: a write without the right to write.
     pub reason: u8,
 }
 
 /// Faults in a kernel's log.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FaultLog {
-    /// Those logged, in their order.
+    /// Faults logged, in their order.
     pub faults: Vec<DmaFault>,
-    /// Lines that the kernel has left out. More of them may be missing whose number it says with a
-    /// later fault only.
+    /// Lines that the kernel has suppressed. The number of further ones is logged with a later
+    /// fault only.
     pub suppressed: u64,
-    /// Lines of the IOMMU's about faults that are of no kind known here, interrupts that were
-    /// refused for instance.
+    /// Lines of the IOMMU about faults of a kind that is not known here, refused interrupts for
+    /// instance.
     pub others: Vec<String>,
 }
 
 impl FaultLog {
-    /// Reads `dmesg`.
+    /// Parses the output of `dmesg`.
     #[must_use]
     pub fn parse(log: &str) -> Self {
         let mut found = Self::default();
@@ -66,8 +68,8 @@ impl FaultLog {
         found
     }
 
-    /// Whether the device at `address` was refused this access to the page of `iova`. The address
-    /// may have a domain (`0000:00:02.0`), as everywhere but in this log.
+    /// Returns whether the device at `address` was refused this access to the page of `iova`. The
+    /// address may have a domain (`0000:00:02.0`), as everywhere but in this log.
     #[must_use]
     pub fn has(&self, address: &str, access: DmaAccess, iova: u64) -> bool {
         let page = |address: u64| address >> 12;
@@ -75,7 +77,7 @@ impl FaultLog {
             .any(|fault| fault.access == access && page(fault.address) == page(iova))
     }
 
-    /// Faults of the device at `address`.
+    /// Returns the faults of the device at `address`.
     pub fn of<'a>(&'a self, address: &'a str) -> impl Iterator<Item = &'a DmaFault> {
         let device = address.strip_prefix("0000:").unwrap_or(address);
         self.faults
@@ -83,7 +85,7 @@ impl FaultLog {
             .filter(move |fault| fault.device == device)
     }
 
-    /// Whether there was no fault at all.
+    /// Returns whether there was no fault at all.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
@@ -131,7 +133,7 @@ impl DmaFault {
     }
 }
 
-/// The number in `dmar_fault: N callbacks suppressed`.
+/// Parses the number in `dmar_fault: N callbacks suppressed`.
 fn suppressed(line: &str) -> Option<u64> {
     between(line, "dmar_fault: ", " callbacks suppressed")?
         .parse()
@@ -143,7 +145,7 @@ fn between<'a>(text: &'a str, before: &str, after: &str) -> Option<&'a str> {
     rest.split_once(after).map(|(found, _)| found)
 }
 
-/// With `0x` or, as older kernels have it, without.
+/// Parses a number with `0x` or, as in older kernels, without.
 fn hexadecimal(text: &str) -> Option<u64> {
     u64::from_str_radix(text.strip_prefix("0x").unwrap_or(text), 16).ok()
 }
@@ -152,7 +154,7 @@ fn hexadecimal(text: &str) -> Option<u64> {
 mod tests {
     use super::*;
 
-    /// From the lab, Linux 6.1, the last but one from its source.
+    /// From the lab, Linux 6.1; the last line but one is from the kernel's source.
     const LOG: &str = "\
 [    0.5] DMAR: Intel(R) Virtualization Technology for Directed I/O
 [   20.1] DMAR: DRHD: handling fault status reg 2

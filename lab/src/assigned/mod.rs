@@ -1,10 +1,10 @@
-//! Devices of the emulated host that are given to a program in it, or to a guest: put there, found,
-//! bound to VFIO; and what the host's IOMMU refused them ([`FaultLog`]).
+//! Devices of the emulated host that are assigned to a program in it, or to a guest: attached,
+//! found, bound to VFIO; and the accesses that the host's IOMMU refused them ([`FaultLog`]).
 //!
-//! The host has an Intel IOMMU then (`intel-iommu` of QEMU) with interrupt remapping, without which
-//! VFIO gives no device away. Its unmaps take effect at once (`iommu.strict=1`): under Debian's
-//! default, which is lazy, the log of faults says less than what was unmapped. Caching mode is off:
-//! the unit remembers what it has translated until an invalidation.
+//! The host then has an Intel IOMMU (`intel-iommu` of QEMU) with interrupt remapping, without which
+//! VFIO assigns no device. Its unmaps take effect at once (`iommu.strict=1`): under Debian's
+//! default, which is lazy, the log of faults would not show all accesses to unmapped memory.
+//! Caching mode is off: the unit caches translations until an invalidation.
 //!
 //! ```no_run
 //! use lab::assigned::{self, Device};
@@ -25,7 +25,7 @@ mod faults;
 
 pub use faults::{DmaAccess, DmaFault, FaultLog};
 
-/// The configuration with an IOMMU, behind which devices that are added afterwards lie.
+/// Adds an IOMMU, which devices that are added afterwards are behind.
 #[must_use]
 pub fn with_unit(mut config: LabConfig) -> LabConfig {
     let args = ["-device", "intel-iommu,intremap=on"].map(str::to_owned);
@@ -35,11 +35,11 @@ pub fn with_unit(mut config: LabConfig) -> LabConfig {
     config
 }
 
-/// The configuration with an NVMe controller; its namespace is the file `namespace`, raw, which is
-/// not held to survive a crash of this machine.
+/// Adds an NVMe controller; its namespace is the file `namespace`, raw, which need not survive a
+/// crash of this machine.
 ///
 /// # Errors
-/// The file's name is no text.
+/// The file's name is not UTF-8.
 pub fn with_nvme(mut config: LabConfig, namespace: &Path) -> Result<LabConfig, LabError> {
     let no_text = |_| LabError::Config(format!("{} is no text", namespace.display()));
     let file = in_option(namespace).into_string().map_err(no_text)?;
@@ -54,9 +54,8 @@ pub fn with_nvme(mut config: LabConfig, namespace: &Path) -> Result<LabConfig, L
     Ok(config)
 }
 
-/// The configuration with a virtio network card that obeys the IOMMU. Behind it is QEMU's own
-/// network: its gateway, 10.0.2.2, answers ARP, and passes datagrams on to this machine's
-/// 127.0.0.1.
+/// Adds a virtio network card that obeys the IOMMU. Behind it is QEMU's own network: its gateway,
+/// 10.0.2.2, answers ARP, and passes datagrams on to this machine's 127.0.0.1.
 #[must_use]
 pub fn with_net(mut config: LabConfig) -> LabConfig {
     let device = "virtio-net-pci,netdev=assigned,iommu_platform=on,disable-legacy=on,romfile=";
@@ -65,8 +64,7 @@ pub fn with_net(mut config: LabConfig) -> LabConfig {
     config
 }
 
-/// The configuration with `edu`, whose DMA engine copies what it is asked to, from and to addresses
-/// of 32 bits.
+/// Adds `edu`, whose DMA engine copies on request, from and to addresses of 32 bits.
 #[must_use]
 pub fn with_edu(mut config: LabConfig) -> LabConfig {
     let args = ["-device", "edu,dma_mask=0xffffffff"].map(str::to_owned);
@@ -74,7 +72,7 @@ pub fn with_edu(mut config: LabConfig) -> LabConfig {
     config
 }
 
-/// A device that can be told from the emulated host's own.
+/// A device that can be distinguished from the emulated host's own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Device {
     /// The controller of [`with_nvme`].
@@ -86,10 +84,10 @@ pub enum Device {
 }
 
 impl Device {
-    /// Its PCI address, for example `0000:00:04.0`.
+    /// Returns its PCI address, for example `0000:00:04.0`.
     ///
     /// # Errors
-    /// There is none, or more than one; else as [`Lab::exec`].
+    /// There is none, or more than one; otherwise as [`Lab::exec`].
     pub fn find(self, lab: &Lab) -> Result<String, LabError> {
         let script = self.search();
         let found = shell(lab, &script)?;
@@ -102,7 +100,8 @@ impl Device {
         }
     }
 
-    /// Shell script that writes the addresses of such devices, in the emulated host or in a guest.
+    /// Returns a shell script that prints the addresses of such devices, in the emulated host or in
+    /// a guest.
     #[must_use]
     pub fn search(self) -> String {
         let ids = match self {
@@ -118,8 +117,8 @@ impl Device {
     }
 }
 
-/// Shell script that takes the device at `address` from its driver, if it has one, and gives it to
-/// VFIO: in the emulated host, or in a guest after `lab-load vfio`.
+/// Returns a shell script that unbinds the device at `address` from its driver, if it has one, and
+/// binds it to VFIO: in the emulated host, or in a guest after `lab-load vfio`.
 #[must_use]
 pub fn bind_script(address: &str) -> String {
     let device = format!("/sys/bus/pci/devices/{address}");
@@ -131,16 +130,16 @@ pub fn bind_script(address: &str) -> String {
     )
 }
 
-/// Gives the device at `address` to VFIO, as a user does it.
+/// Binds the device at `address` to VFIO, by the same commands as a user.
 ///
 /// # Errors
-/// [`LabError::Inside`] where it is not bound afterwards; else as [`Lab::exec`].
+/// [`LabError::Inside`] if it is not bound afterwards; otherwise as [`Lab::exec`].
 pub fn bind_to_vfio(lab: &Lab, address: &str) -> Result<(), LabError> {
     shell(lab, &bind_script(address)).map(drop)
 }
 
-/// Reads what the host's kernel has logged of DMA that its IOMMU refused, and empties the kernel's
-/// log, so that the next call gives what came after this one.
+/// Parses the kernel's log of DMA that the host's IOMMU refused, and clears the log, so that the
+/// next call returns later faults only.
 ///
 /// # Errors
 /// As [`Lab::exec`].
@@ -148,7 +147,7 @@ pub fn take_faults(lab: &Lab) -> Result<FaultLog, LabError> {
     shell(lab, "dmesg -c").map(|log| FaultLog::parse(&log))
 }
 
-/// Runs a script, which has to succeed; what it wrote.
+/// Runs a script, which must succeed. Returns its output.
 fn shell(lab: &Lab, script: &str) -> Result<String, LabError> {
     let out = lab.exec("/bin/sh", ["-c", script])?;
     if out.success() {
@@ -178,7 +177,7 @@ mod tests {
             .iter()
             .find(|arg| arg.contains("id=namespace"));
         assert!(drive.is_some_and(|drive| drive.ends_with("file=/tmp/a,,b")));
-        // What lies behind a unit comes after it.
+        // Devices behind a unit must come after it.
         let at = |text: &str| config.qemu_args.iter().position(|arg| arg.contains(text));
         assert!(at("intel-iommu") < at("nvme,"));
     }

@@ -1,9 +1,9 @@
-//! Device-mapper devices of the lab's emulated host: made, changed, suspended, resumed, removed;
-//! and the sector of a loop device below them, which busybox's losetup cannot set.
+//! Device-mapper devices of the lab's emulated host: created, changed, suspended, resumed, removed;
+//! and the sector size of a loop device below them, which busybox's losetup cannot set.
 //!
-//! Runs inside the lab, as `/bin/lab-dm`. It is what the selftest needs of dmsetup(8), whose
-//! package would bring five libraries into the image. A device that is suspended takes requests and
-//! keeps them until it is resumed; the kernel holds them, so nothing can cancel them.
+//! Runs inside the lab, as `/bin/lab-dm`. It is the part of dmsetup(8) that the self-test needs;
+//! the package would bring five libraries into the image. A device that is suspended accepts
+//! requests and keeps them until it is resumed; the kernel holds them, so they cannot be cancelled.
 //!
 //! Interface: `linux/dm-ioctl.h`, version 4. Every request is one `struct dm_ioctl` with the tables
 //! behind it, written here byte by byte; the answer overwrites it.
@@ -11,8 +11,7 @@
 //! UNSAFETY: the interfaces are ioctl(2), which the standard library does not have: one call at
 //! [`Control::request`], one at [`set_sector`].
 //!
-//! Left out: more than one target in a device, messages, events, everything of dmsetup that no test
-//! needs.
+//! Left out: more than one target in a device, messages, events, all of dmsetup that no test needs.
 
 use std::fs::File;
 use std::io;
@@ -70,7 +69,7 @@ fn create(name: &str, sectors: u64, target: &str, parameters: &str) -> io::Resul
         .load(name, sectors, target, parameters)
         .and_then(|()| dm.resume(name));
     if started.is_err() {
-        // The first error says what is wrong; a device without a table is of no use.
+        // The first error is reported; a device without a table is of no use.
         let _ = dm.remove(name);
         return started;
     }
@@ -83,7 +82,7 @@ fn number(text: &str) -> io::Result<u64> {
         .map_err(|_| invalid(format!("{text:?} is no number")))
 }
 
-/// Sets the size of a loop device's sectors. Nobody is to have it open.
+/// Sets the sector size of a loop device, which must not be open.
 fn set_sector(device: &str, bytes: u64) -> io::Result<()> {
     /// `LOOP_SET_BLOCK_SIZE` of `linux/loop.h`; its argument is the size itself.
     const SET_BLOCK_SIZE: libc::c_ulong = 0x4c09;
@@ -103,7 +102,7 @@ fn invalid(what: impl Into<String>) -> io::Error {
 
 /// Bytes of `struct dm_ioctl`.
 const HEADER: usize = 312;
-/// Where its fields lie.
+/// Offsets of its fields.
 const DATA_SIZE: usize = 12;
 const DATA_START: usize = 16;
 const TARGET_COUNT: usize = 20;
@@ -138,14 +137,14 @@ impl Command {
     }
 }
 
-/// A request about the device `name`: header, and room for nothing else.
+/// Returns a request for the device `name`: the header alone.
 fn request(name: &str, flags: u32) -> io::Result<Vec<u8>> {
     if name.is_empty() || name.len() >= NAME_LEN || name.contains('/') {
         return Err(invalid(format!("{name:?} is no name of a device")));
     }
     let mut bytes = vec![0; HEADER];
     let mut put = |at: usize, value: u32| bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
-    // Version 4.0.0: what every kernel of this interface takes.
+    // Version 4.0.0: accepted by every kernel with this interface.
     put(0, 4);
     put(DATA_SIZE, HEADER as u32);
     put(DATA_START, HEADER as u32);
@@ -154,7 +153,7 @@ fn request(name: &str, flags: u32) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The same, followed by a table of one target.
+/// Returns the same, followed by a table of one target.
 fn table(name: &str, sectors: u64, target: &str, parameters: &str) -> io::Result<Vec<u8>> {
     if target.is_empty() || target.len() >= TARGET_TYPE {
         return Err(invalid(format!("{target:?} is no type of a target")));
@@ -174,7 +173,7 @@ fn table(name: &str, sectors: u64, target: &str, parameters: &str) -> io::Result
     Ok(bytes)
 }
 
-/// The minor number in an answer's device number (`new_encode_dev` of the kernel).
+/// Returns the minor number in an answer's device number (`new_encode_dev` of the kernel).
 fn minor(answer: &[u8]) -> u64 {
     let bytes = answer[DEV..DEV + 8].try_into().expect("eight bytes");
     let dev = u64::from_le_bytes(bytes);
@@ -215,7 +214,7 @@ impl Control {
         self.request(Command::Remove, &mut request(name, 0)?)
     }
 
-    /// Carries out a request; the answer is in `bytes` afterwards.
+    /// Executes a request; the answer is in `bytes` afterwards.
     fn request(&self, command: Command, bytes: &mut [u8]) -> io::Result<()> {
         // SAFETY: the descriptor is open. The command reads as many bytes as the header's data_size
         // says, which `request` and `table` set to the length of what they built, and writes no

@@ -3,7 +3,7 @@ use std::process::ExitStatus;
 
 use super::*;
 
-/// A directory with these files.
+/// Returns a directory with these files.
 fn directory(files: &[(&str, &str)]) -> tempfile::TempDir {
     let dir = tempfile::tempdir().expect("a directory");
     for (name, text) in files {
@@ -42,7 +42,7 @@ fn the_key_is_of_the_kernel_and_the_sources_alone() {
     assert_ne!(key_of(dir.path(), "6.1.192-1"), first, "another kernel");
     let variables = ["TEST=1".to_owned()];
     assert_ne!(with(&variables, dir.path(), "6.1.192-2"), first);
-    // What a build beside the sources leaves is no source.
+    // Products of a build beside the sources are no sources.
     for product in [
         "a.o",
         "a.ko",

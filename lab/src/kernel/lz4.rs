@@ -3,7 +3,7 @@
 //! Source: `lz4_Block_format.md` of the LZ4 project, and its frame document's "legacy frame": after
 //! the magic, blocks of at most 8 MiB unpacked, each behind its packed size (`u32`, little-endian).
 
-/// Unpacked size of one legacy block, bytes, at most.
+/// Largest unpacked size of one legacy block, bytes.
 const BLOCK_MAX: usize = 8 << 20;
 
 /// Unpacks the blocks after a legacy frame's magic; `None` if they are damaged.
@@ -18,7 +18,7 @@ pub(super) fn unpack_legacy(mut input: &[u8]) -> Option<Vec<u8>> {
     input.is_empty().then_some(out)
 }
 
-/// Unpacks one block behind what `out` already holds. A block's matches reach only into itself.
+/// Unpacks one block, and appends it to `out`. A block's matches reach only into itself.
 fn unpack_block(mut input: &[u8], out: &mut Vec<u8>) -> Option<()> {
     let start = out.len();
     loop {
@@ -42,14 +42,14 @@ fn unpack_block(mut input: &[u8], out: &mut Vec<u8>) -> Option<()> {
         if out.len() - start + len > BLOCK_MAX {
             return None;
         }
-        // The copy may overlap itself: bytes written here are read again further on.
+        // The copy may overlap itself: bytes written here may be read later in it.
         for at in from..from + len {
             out.push(out[at]);
         }
     }
 }
 
-/// A length of 15 continues in bytes of 255 and one below.
+/// Returns a length: 15 continues in bytes of 255, up to the first smaller one.
 fn length(nibble: u8, input: &mut &[u8]) -> Option<usize> {
     let mut length = usize::from(nibble);
     if nibble == 15 {

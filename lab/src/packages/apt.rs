@@ -2,8 +2,8 @@
 //! unpacks.
 //!
 //! One process at a time works in a cache directory: a file lock that others wait for. Archives
-//! stay until they are unpacked, so a download that was cut off goes on where it ended. The
-//! machine's list of installed packages is read, to know which of QEMU's libraries it lacks.
+//! stay until they are unpacked, so that an interrupted download is resumed. The machine's list of
+//! installed packages is read, to determine which of QEMU's libraries it lacks.
 
 use std::borrow::Cow;
 use std::fs::{self, File};
@@ -22,25 +22,25 @@ use super::{
 };
 use crate::{LabError, kernel};
 
-/// Its newest version is the distribution's kernel without drivers for real hardware.
+/// Package whose newest version is the distribution's kernel without drivers for real hardware.
 const KERNEL: &str = "linux-image-cloud-amd64";
 const QEMU: &str = "qemu-system-x86";
 
 const HINT: &str =
     "check the network and /etc/apt/sources.list, or install the package and try again";
 
-/// At most one line on a download in this time.
+/// Shortest time between two progress lines of a download.
 const PROGRESS: Duration = Duration::from_secs(5);
 
-/// A part to be fetched.
+/// Part to be fetched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Wanted<'a> {
     Busybox,
-    /// Of this series, or the distribution's own.
+    /// A kernel of this series, or the distribution's own.
     Kernel(Option<Version>),
-    /// At least this.
+    /// QEMU of this version or a newer one.
     Qemu(Version),
-    /// Of this kernel.
+    /// The headers of this kernel.
     Headers(&'a KernelBuild),
 }
 
@@ -66,8 +66,8 @@ impl Wanted<'_> {
         }
     }
 
-    /// Whether this version of the package is it. The machine's sources are asked first: what they
-    /// have is the distribution's own kernel.
+    /// Returns whether this version of the package is suitable. The machine's sources are asked
+    /// first: the kernel there is the distribution's own.
     fn will_do(self, version: &str) -> bool {
         match self {
             Self::Busybox | Self::Kernel(None) => true,
@@ -77,7 +77,7 @@ impl Wanted<'_> {
         }
     }
 
-    /// Bytes it takes, archive and files together, rounded up.
+    /// Returns the space that it takes, archive and files together, rounded up, bytes.
     pub(super) fn room(self) -> u64 {
         match self {
             Self::Busybox => 8 << 20,
@@ -87,7 +87,7 @@ impl Wanted<'_> {
         }
     }
 
-    /// What to do where no source has it.
+    /// Returns the advice if no source has it.
     fn hint(self) -> String {
         match self {
             Self::Headers(build) => format!(
@@ -100,23 +100,23 @@ impl Wanted<'_> {
     }
 }
 
-/// The first program that is not there of those that fetch and unpack.
+/// Returns the first missing program of those that fetch and unpack.
 pub(super) fn lacking_tool() -> Option<&'static str> {
     let tools = ["apt-get", "apt-cache", "dpkg-deb", "xz"];
     tools.into_iter().find(|tool| find_program(tool).is_none())
 }
 
-/// APT, on directories of its own, for as long as nobody else uses them.
+/// APT, with directories of its own, while this process holds their lock.
 pub(super) struct Apt<'a> {
     cache: &'a Path,
     dir: PathBuf,
     notice: &'a dyn Fn(&str),
-    /// Released when it is closed.
+    /// Lock that is released when the file is closed.
     _lock: File,
 }
 
 impl<'a> Apt<'a> {
-    /// Waits for its turn.
+    /// Waits for the lock.
     pub(super) fn open(cache: &'a Path, notice: &'a dyn Fn(&str)) -> Result<Self, LabError> {
         if let Some(tool) = lacking_tool() {
             return Err(LabError::Package {
@@ -145,8 +145,8 @@ impl<'a> Apt<'a> {
         })
     }
 
-    /// Fetches and unpacks all of them: from the machine's sources what these have, the rest from
-    /// the suites that follow, the nearest first.
+    /// Fetches and unpacks all of them: from the machine's sources if these have them, the rest
+    /// from the suites that follow, the nearest first.
     pub(super) fn fetch(&self, wanted: &[Wanted<'_>]) -> Result<(), LabError> {
         check_room(self.cache, wanted.iter().map(|part| part.room()).sum())?;
         let names: Vec<String> = wanted.iter().map(|part| part.name()).collect();
@@ -175,7 +175,7 @@ impl<'a> Apt<'a> {
         })
     }
 
-    /// Fetches what these sources have; answers what they have not.
+    /// Fetches the parts that these sources have. Returns the others.
     fn fetch_from<'w>(
         &self,
         sources: &[sources::Source],
@@ -198,7 +198,7 @@ impl<'a> Apt<'a> {
         Ok(left)
     }
 
-    /// Reads the lists of these sources; answers what went wrong, which may not matter.
+    /// Reads the lists of these sources. Returns the errors, which may not matter.
     fn update(&self, sources: &[sources::Source]) -> Result<String, LabError> {
         let list = self.dir.join("sources.list.d");
         if list.is_dir() {
@@ -225,7 +225,7 @@ impl<'a> Apt<'a> {
         }
     }
 
-    /// Whether `suite`, of these sources, has this package in a version of `series`.
+    /// Returns whether `suite`, of these sources, has this package in a version of `series`.
     pub(super) fn has(
         &self,
         sources: &[sources::Source],
@@ -240,8 +240,8 @@ impl<'a> Apt<'a> {
         Ok(versions.any(|version| series.is_series_of(&version)))
     }
 
-    /// The packages that are this part, and their version; none if the sources have none that
-    /// will do.
+    /// Returns the packages of this part, and their version; `None` if the sources have no suitable
+    /// one.
     fn find(&self, part: Wanted<'_>, suite: Option<&str>) -> Result<Option<Found>, LabError> {
         let package = part.package();
         let shown = self.query(&["madison", &package], &package)?;
@@ -255,7 +255,7 @@ impl<'a> Apt<'a> {
         let show = || self.query(&["show", &named], &package);
         let named = match part {
             Wanted::Busybox | Wanted::Qemu(_) => vec![named],
-            // The package only names the one that has the files.
+            // The package only depends on the one with the files.
             Wanted::Kernel(_) => match parse_kernel_package(&show()?) {
                 Some(named) => vec![named],
                 None => return Ok(None),
@@ -307,7 +307,7 @@ impl<'a> Apt<'a> {
             }
         };
         self.unpack(&archives, &to, part, &what)?;
-        // They have served; a new start is not to unpack them as part of something else.
+        // They are unpacked; a later start must not unpack them as part of another directory.
         fs::remove_dir_all(&archives).map_err(LabError::host("empty", &archives))?;
         let partial = archives.join("partial");
         fs::create_dir_all(&partial).map_err(LabError::host("create", partial))
@@ -330,22 +330,22 @@ impl<'a> Apt<'a> {
         });
         let done = unpacked
             .and_then(|()| fs::rename(&scratch, to).map_err(LabError::host("rename to", to)))
-            // Before the room that it took is free again.
+            // The free space must be read before the directory is removed.
             .map_err(|error| full_or(self.cache, error));
         if done.is_err() {
-            // Best effort: what remains is only wasted space.
+            // Best effort: leftovers only waste space.
             let _ = fs::remove_dir_all(&scratch);
         }
         done
     }
 
-    /// Asks `apt-cache`.
+    /// Runs `apt-cache`, and returns its output.
     fn query(&self, args: &[&str], what: &str) -> Result<String, LabError> {
         self.run(&self.dir, "apt-cache", args, what)
     }
 
-    /// Runs a tool of APT to its end, and says how far a download is; its output, or its last words
-    /// in the error.
+    /// Runs a tool of APT to its end, and reports the progress of a download. Returns its output;
+    /// the error has the end of its messages.
     fn run(&self, cwd: &Path, tool: &str, args: &[&str], what: &str) -> Result<String, LabError> {
         let mut command = Command::new(tool);
         command
@@ -366,10 +366,11 @@ impl<'a> Apt<'a> {
         for option in [
             "Dir::Etc::SourceList=-",
             "Dir::State::status=/var/lib/dpkg/status",
-            // Other APT processes are not our concern, and root need not become the user `_apt`.
+            // Other APT processes do not use these directories, and root need not become the user
+            // `_apt`.
             "Debug::NoLocking=1",
             "APT::Sandbox::User=root",
-            // A mirror that says nothing is asked again, and not for ever.
+            // A mirror that does not answer is retried, but not for ever.
             "Acquire::Retries=3",
             "Acquire::http::Timeout=30",
             "Acquire::https::Timeout=30",
@@ -383,13 +384,13 @@ impl<'a> Apt<'a> {
     }
 }
 
-/// Names of packages as `apt-get` takes them, and the version that was found.
+/// Names of packages as arguments of `apt-get`, and the version that was found.
 struct Found {
     named: Vec<String>,
     version: String,
 }
 
-/// Adds what reading the lists had to say.
+/// Adds the errors of reading the lists.
 fn explain(error: LabError, update: &str) -> LabError {
     match error {
         LabError::Package { what, reason, hint } => LabError::Package {
@@ -431,8 +432,8 @@ fn add_vmlinux(root: &Path) -> Result<(), LabError> {
     fs::write(&vmlinux, kernel::extract_vmlinux(&image)?).map_err(LabError::host("write", &vmlinux))
 }
 
-/// Has the makefile of the headers unpacked in `root` include its other half by where it lies and
-/// not by where a package would be installed.
+/// Makes the makefile of the headers unpacked in `root` include its other half by its location, not
+/// by the one where a package would be installed.
 fn make_headers_relocatable(root: &Path, release: &str) -> Result<(), LabError> {
     let makefile = headers_build_dir(root, release).join("Makefile");
     let text = fs::read_to_string(&makefile).map_err(LabError::host("read", &makefile))?;
@@ -443,7 +444,7 @@ fn make_headers_relocatable(root: &Path, release: &str) -> Result<(), LabError> 
     fs::write(&makefile, text).map_err(LabError::host("write", &makefile))
 }
 
-/// Turns the status lines of a download into a notice now and then.
+/// Converts the status lines of a download into occasional notices.
 pub(super) struct Progress<'a> {
     what: &'a str,
     notice: &'a dyn Fn(&str),
@@ -456,7 +457,8 @@ impl<'a> Progress<'a> {
         Self { what, notice, last }
     }
 
-    /// `dlstatus:ITEM:PERCENT:TEXT` (apt's README.progress-reporting); false for any other line.
+    /// Parses `dlstatus:ITEM:PERCENT:TEXT` (apt's README.progress-reporting); false for any other
+    /// line.
     fn hear(&mut self, line: &str) -> bool {
         let Some(status) = line.strip_prefix("dlstatus:") else {
             return false;
@@ -470,7 +472,8 @@ impl<'a> Progress<'a> {
     }
 }
 
-/// Runs a tool to its end; its output without status lines, or its last words in the error.
+/// Runs a tool to its end. Returns its output without status lines; the error has the end of its
+/// messages.
 pub(super) fn run_tool(
     command: &mut Command,
     what: &str,
@@ -491,7 +494,7 @@ pub(super) fn run_tool(
     let mut stderr = child.stderr.take().expect("it was piped");
     let words = thread::spawn(move || {
         let mut words = Vec::new();
-        // What was read before a failure is all there is to say.
+        // Text read before a failure is all that there is.
         let _ = stderr.read_to_end(&mut words);
         String::from_utf8_lossy(&words).into_owned()
     });
@@ -515,8 +518,8 @@ pub(super) fn run_tool(
     Err(failed(last_words(&words)))
 }
 
-/// Why a tool failed, of all that it wrote to standard error: what it calls errors first, as APT's
-/// tools do, or how it ended.
+/// Returns the reason why a tool failed, out of its standard error: the lines that it marks as
+/// errors, as APT's tools do, else its last lines.
 fn last_words(words: &str) -> String {
     let lines: Vec<&str> = words.lines().filter(|l| !l.trim().is_empty()).collect();
     let errors = lines.iter().filter(|line| line.starts_with("E: "));
@@ -527,8 +530,9 @@ fn last_words(words: &str) -> String {
     }
 }
 
-/// Versions in the answer of `apt-cache madison`, `NAME | VERSION | URI SUITE/COMPONENT …`, as they
-/// come: newest first. With `suite`, only those that it has.
+/// Parses the versions in the output of `apt-cache madison`,
+/// `NAME | VERSION | URI SUITE/COMPONENT …`, in its order: newest first. With `suite`, only those
+/// in it.
 fn parse_madison(shown: &str, suite: Option<&str>) -> Vec<String> {
     let version = |line: &str| {
         let mut columns = line.split('|').map(str::trim);
@@ -541,8 +545,8 @@ fn parse_madison(shown: &str, suite: Option<&str>) -> Vec<String> {
     shown.lines().filter_map(version).collect()
 }
 
-/// The first dependency in a package's description: the kernel's own package, for the one that
-/// follows releases.
+/// Parses the first dependency in a package's description: the kernel's own package, for the one
+/// that follows releases.
 fn parse_kernel_package(shown: &str) -> Option<String> {
     let dependencies = shown
         .lines()
@@ -551,8 +555,8 @@ fn parse_kernel_package(shown: &str) -> Option<String> {
     name.starts_with("linux-image-").then(|| name.to_owned())
 }
 
-/// The other packages of a set of headers, by the description of `linux-headers-RELEASE`; none if
-/// these two are not both there.
+/// Parses the other packages of a set of headers in the description of `linux-headers-RELEASE`;
+/// `None` if these two are not both there.
 fn parse_headers_packages(shown: &str) -> Option<[String; 2]> {
     let dependencies = shown
         .lines()

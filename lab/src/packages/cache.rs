@@ -1,4 +1,4 @@
-//! Where the lab keeps what it fetched and built, and how much room is there.
+//! The cache directory of fetched and built parts, and its free space.
 
 use std::env;
 use std::ffi::OsString;
@@ -11,10 +11,10 @@ use rustix::io::Errno;
 
 use crate::LabError;
 
-/// Below this much free space, bytes, a failure is put down to the full disk.
+/// Free space, bytes, below which a failure is attributed to the full disk.
 const NEARLY_FULL: u64 = 1 << 20;
 
-/// Where the lab keeps packages, built guest programs and images: `EXITLESS_LAB_DIR`, else
+/// Returns the directory of packages, built guest programs and images: `EXITLESS_LAB_DIR`, else
 /// `exitless/lab` in the user's cache directory (`XDG_CACHE_HOME`, else `~/.cache`), else in the
 /// directory for temporary files.
 #[must_use]
@@ -29,11 +29,11 @@ pub fn cache_dir() -> PathBuf {
 fn choose(given: Option<OsString>, xdg: Option<OsString>, home: Option<PathBuf>) -> PathBuf {
     let set = |value: Option<OsString>| value.filter(|value| !value.is_empty()).map(PathBuf::from);
     if let Some(dir) = set(given) {
-        // QEMU and cargo are started elsewhere.
+        // Absolute, since QEMU and cargo run in other directories.
         return std::path::absolute(&dir).unwrap_or(dir);
     }
     let caches = set(xdg)
-        // A relative path is to be ignored (XDG base directories).
+        // A relative path must be ignored (XDG base directories).
         .filter(|dir| dir.is_absolute())
         .or_else(|| {
             let home = home.filter(|home| home.is_absolute() && home.is_dir());
@@ -43,35 +43,37 @@ fn choose(given: Option<OsString>, xdg: Option<OsString>, home: Option<PathBuf>)
     caches.join("exitless/lab")
 }
 
-/// A name that no other scratch file of this machine has: process and count.
+/// Returns a name that no other scratch file of this machine has: process and count.
 pub(crate) fn unique() -> String {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let number = COUNT.fetch_add(1, Ordering::Relaxed);
     format!("{}-{number}", std::process::id())
 }
 
-/// The source tree this was built from.
+/// Returns the source tree that this was built from.
 pub(crate) fn workspace_dir() -> PathBuf {
     let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
     manifest.parent().unwrap_or(manifest).to_path_buf()
 }
 
-/// Bytes that may still be written below `dir`; `None` if the system does not say.
+/// Returns the bytes that may still be written below `dir`; `None` if the system does not report
+/// it.
 fn free(dir: &Path) -> Option<u64> {
     let is_there = dir.ancestors().find(|path| path.is_dir())?;
     let stat = rustix::fs::statvfs(is_there).ok()?;
     Some(stat.f_bavail.saturating_mul(stat.f_frsize))
 }
 
-/// Why nothing could be made in `dir`, which need not be there yet; as far as this can be told
-/// without trying.
+/// Returns the reason why no file can be created in `dir`, which need not exist yet, as far as can
+/// be determined without trying.
 pub(super) fn not_writable(dir: &Path) -> Option<String> {
     let above = dir.ancestors().find(|path| path.exists())?;
     let access = Access::WRITE_OK | Access::EXEC_OK;
     let refused: io::Error = match above.is_dir() {
         false => io::ErrorKind::NotADirectory.into(),
         true => match accessat(CWD, above, access, AtFlags::EACCESS).err()? {
-            // What old seccomp profiles say to faccessat2; its predecessor goes by the real user.
+            // Old seccomp profiles fail faccessat2 with this error; its predecessor uses the real
+            // user.
             Errno::PERM => accessat(CWD, above, access, AtFlags::empty()).err()?.into(),
             error => error.into(),
         },
@@ -83,7 +85,7 @@ pub(super) fn not_writable(dir: &Path) -> Option<String> {
     ))
 }
 
-/// Refuses to begin what will not fit.
+/// Refuses to begin a write that will not fit.
 pub(super) fn check_room(dir: &Path, needed: u64) -> Result<(), LabError> {
     match free(dir) {
         Some(free) if free < needed => Err(full(dir, free)),
@@ -91,8 +93,8 @@ pub(super) fn check_room(dir: &Path, needed: u64) -> Result<(), LabError> {
     }
 }
 
-/// `error`, unless the disk below `dir` is full: then that is what went wrong, whatever a tool says
-/// of it.
+/// Returns `error`, unless the disk below `dir` is full: then that is the cause, whatever a tool
+/// reports.
 pub(crate) fn full_or(dir: &Path, error: LabError) -> LabError {
     match free(dir) {
         Some(free) if free < NEARLY_FULL => full(dir, free),
@@ -127,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_refused_by_name() {
+    fn parts_that_do_not_fit_are_refused_with_the_path() {
         let dir = env::temp_dir();
         assert!(check_room(&dir.join("not/there/yet"), 1).is_ok());
         let error = check_room(&dir, u64::MAX).expect_err("no disk is that large");

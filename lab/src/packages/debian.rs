@@ -2,15 +2,15 @@
 //! initrd, a root on a disk.
 //!
 //! It is of the machine's own release, made by `mmdebstrap` from the machine's own APT sources,
-//! those for the release and its updates alone; where the release's backports have a kernel of
-//! [`NEWER`], that stands beside the release's own. All that makes it another root than an
-//! installed one is a unit that does what the kernel's command line asks for (`job.sh`), a disk
-//! without partitions or a boot loader, and that no user can log in.
+//! only those for the release and its updates. If the release's backports have a kernel of
+//! [`NEWER`], that is installed beside the release's own. It differs from an installed root by a
+//! unit that does the jobs named on the kernel's command line (`job.sh`), a disk without partitions
+//! or a boot loader, and no user that can log in.
 //!
 //! Like the other parts it is a directory of [`cache_dir`], `debian-RELEASE-HASH`, made once and
-//! complete when it is there. The hash is of the scripts that make it and of what they are given,
-//! so a changed script makes another; packages are those of the day (delete the directory to have
-//! it made again). Guests are to be given copies of its images.
+//! complete if it exists. The hash is of the scripts that make it and of their inputs, so that a
+//! changed script makes another; packages are those of the day (delete the directory to have it
+//! made again). Guests get copies of its images.
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -26,20 +26,20 @@ const ROOT: &str = include_str!("debian/root.sh");
 const JOB: &str = include_str!("debian/job.sh");
 const SERVICE: &str = include_str!("debian/job.service");
 
-/// What the root has beyond the packages that Debian marks as important.
+/// Packages of the root in addition to those that Debian marks as important.
 const PACKAGES: &str = "systemd,systemd-sysv,udev,dbus,libpam-systemd,linux-image-amd64,e2fsprogs,util-linux,iproute2,fio,zstd";
-/// The kernel's package that follows releases.
+/// Package of the kernel that follows releases.
 const KERNEL: &str = "linux-image-amd64";
-/// The series of the second kernel.
+/// Series of the second kernel.
 pub const NEWER: Version = Version::new(6, 12);
-/// Size of the image; what is not written takes no room.
+/// Size of the image; unwritten parts take no space.
 const IMAGE_MIB: u32 = 2048;
-/// While it is made there are the root, an archive of it, and two images.
+/// Space needed while it is made: the root, an archive of it, and two images.
 const ROOM: u64 = 5 << 30;
 
 const WHAT: &str = "a Debian root";
 
-/// Programs that make it, beside those of any Debian.
+/// Programs that make it, in addition to those of any Debian.
 const TOOLS: [&str; 4] = ["mmdebstrap", "fakeroot", "mke2fs", "qemu-img"];
 
 /// A Debian, ready to be copied and booted.
@@ -50,7 +50,7 @@ pub struct Debian {
     kernels: Vec<String>,
 }
 
-/// One of its kernels.
+/// A kernel of the root.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DebianKernel {
     /// The compressed kernel (bzImage).
@@ -62,11 +62,11 @@ pub struct DebianKernel {
 }
 
 impl Debian {
-    /// Finds or makes it; `notice` hears a line before and during anything slow.
+    /// Finds or makes it; `notice` receives a line before and during any slow step.
     ///
     /// # Errors
-    /// [`LabError::Package`] names what is missing or failed and what to do; [`LabError::Full`] a
-    /// disk without room.
+    /// [`LabError::Package`] with the missing package or the failure, and advice;
+    /// [`LabError::Full`] for a disk without space.
     pub fn get(notice: &dyn Fn(&str)) -> Result<Self, LabError> {
         let cache = cache_dir();
         let machine = sources::of_machine(Path::new("/etc/apt"));
@@ -81,7 +81,7 @@ impl Debian {
         }
         check_tools()?;
         let apt = Apt::open(&cache, notice)?;
-        // Another process may have made it while this one waited for its turn.
+        // Another process may have made it while this one waited for the lock.
         if let Some(found) = Self::at(dir.clone()) {
             return Ok(found);
         }
@@ -103,24 +103,24 @@ impl Debian {
         (!kernels.is_empty()).then_some(Self { dir, kernels })
     }
 
-    /// Its disk: ext4 without partitions, labelled `debian`.
+    /// Returns its disk: ext4 without partitions, labelled `debian`.
     #[must_use]
     pub fn raw(&self) -> PathBuf {
         self.dir.join("root.img")
     }
 
-    /// The same disk as a qcow2 image.
+    /// Returns the same disk as a qcow2 image.
     #[must_use]
     pub fn qcow2(&self) -> PathBuf {
         self.dir.join("root.qcow2")
     }
 
-    /// The release's own kernel, or the one of this series; none if there is none.
+    /// Returns the release's own kernel, or the one of this series; `None` if there is none.
     #[must_use]
     pub fn kernel(&self, series: Option<Version>) -> Option<DebianKernel> {
         let is_it = |release: &&String| match series {
             Some(series) => series.is_series_of(release),
-            // Where there are two, the one from backports is newer.
+            // If there are two, the one from backports is newer.
             None => self.kernels.len() == 1 || !NEWER.is_series_of(release),
         };
         let release = self.kernels.iter().find(is_it)?;
@@ -132,7 +132,7 @@ impl Debian {
     }
 }
 
-/// Whether a folder of the cache is a root of other scripts than these.
+/// Returns whether a folder of the cache is a root of other scripts than these.
 pub(crate) fn is_old(name: &str) -> bool {
     let hash = name
         .strip_prefix("debian-")
@@ -140,7 +140,7 @@ pub(crate) fn is_old(name: &str) -> bool {
     hash.is_some_and(|(_, it)| it.len() == 16 && it != format!("{:016x}", self::hash()))
 }
 
-/// Of everything that the root is made by.
+/// Returns a hash of all inputs of the root.
 fn hash() -> u64 {
     let mut hash = DefaultHasher::new();
     (ROOT, JOB, SERVICE, PACKAGES, IMAGE_MIB).hash(&mut hash);
@@ -148,7 +148,7 @@ fn hash() -> u64 {
 }
 
 fn check_tools() -> Result<(), LabError> {
-    // mke2fs is where a user's PATH need not lead; the script looks there too.
+    // mke2fs may not be on a user's PATH; the script looks in these directories too.
     let is_there = |tool: &str| {
         let aside = ["/usr/sbin", "/sbin"].map(|dir| Path::new(dir).join(tool));
         find_program(tool).is_some() || aside.iter().any(|path| path.is_file())
@@ -164,8 +164,8 @@ fn check_tools() -> Result<(), LabError> {
     })
 }
 
-/// Removes what a process that was killed has left: under APT's lock no other process is making
-/// one. A directory that stays only wastes room.
+/// Removes leftovers of a killed process: under APT's lock no other process makes a root. A
+/// directory that cannot be removed only wastes space.
 fn remove_unfinished(cache: &Path) {
     let is_unfinished = |name: &String| name.starts_with("debian-") && name.contains('.');
     for name in names(cache).iter().filter(|name| is_unfinished(name)) {
@@ -173,7 +173,7 @@ fn remove_unfinished(cache: &Path) {
     }
 }
 
-/// Makes it in a directory that then becomes `to`. The caller holds APT's lock.
+/// Makes it in a directory that is then renamed to `to`. The caller holds APT's lock.
 fn make(
     apt: &Apt<'_>,
     machine: &[sources::Source],
@@ -202,10 +202,10 @@ fn make(
     let scratch = to.with_extension(unique());
     let made = run(&scratch, &wanted, [release, &newer])
         .and_then(|()| fs::rename(&scratch, to).map_err(LabError::host("rename to", to)))
-        // Before the room that it took is free again.
+        // The free space must be read before the directory is removed.
         .map_err(|error| full_or(&cache_dir(), error));
     if made.is_err() {
-        // Best effort: what remains is only wasted space.
+        // Best effort: leftovers only waste space.
         let _ = fs::remove_dir_all(&scratch);
     }
     made

@@ -1,5 +1,5 @@
 //! Headers of a kernel of the lab, for modules that are built for it: fetched when a module is
-//! asked for, and not before.
+//! requested, and not before.
 //!
 //! They are of exactly the kernel's build: the version is the one that its image names, and all
 //! three packages (`linux-headers-RELEASE`, the `-common` one and `linux-kbuild-…`) are of that
@@ -7,8 +7,8 @@
 //!
 //! Like the other parts they are a directory of [`cache_dir`], `headers-RELEASE_VERSION`, about 90
 //! MB of a download of 15. It may be moved: the packages' makefile names its other half by an
-//! absolute path, which is replaced when they are unpacked. [`is_old`] says of which the kernel is
-//! gone, for [`prune`](crate::prune).
+//! absolute path, which is replaced when they are unpacked. [`is_old`] determines whether their
+//! kernel is gone, for [`prune`](crate::prune).
 //!
 //! Compiler and `make` are the machine's. Left out: kernels of other distributions, and kernels
 //! whose build tools need a newer C library than this machine has.
@@ -27,17 +27,17 @@ pub(crate) struct Headers {
 }
 
 impl Headers {
-    /// Finds or fetches them; `notice` hears a line before and during anything slow.
+    /// Finds or fetches them; `notice` receives a line before and during any slow step.
     ///
     /// # Errors
-    /// [`LabError::Package`]: the sources have them no more in this version, for example; the hint
-    /// says what to do. [`LabError::Full`].
+    /// [`LabError::Package`]: the sources do not have this version any more, for example; with
+    /// advice. [`LabError::Full`].
     pub(crate) fn get(build: &KernelBuild, notice: &dyn Fn(&str)) -> Result<Self, LabError> {
         let cache = cache_dir();
         let dir = headers_dir(&cache, build);
         if !dir.is_dir() {
             let apt = Apt::open(&cache, notice)?;
-            // Another start may have fetched them while this one waited for its turn.
+            // Another start may have fetched them while this one waited for the lock.
             if !dir.is_dir() {
                 apt.fetch(&[Wanted::Headers(build)])?;
             }
@@ -47,13 +47,13 @@ impl Headers {
         })
     }
 
-    /// The directory that `make -C` is given for a module.
+    /// Returns the directory for `make -C` of a module.
     pub(crate) fn build_dir(&self) -> &Path {
         &self.build_dir
     }
 
-    /// What a module is built by and the machine lacks, `make` and the compiler that the kernel was
-    /// built by. In Debian the packages have the programs' names.
+    /// Returns the tools for a module's build that the machine lacks, out of `make` and the
+    /// compiler that the kernel was built by. In Debian the packages have the programs' names.
     ///
     /// # Errors
     /// Headers that cannot be read.
@@ -64,15 +64,15 @@ impl Headers {
     fn tools_missing(&self, has: impl Fn(&str) -> bool) -> Result<Vec<String>, LabError> {
         let config = self.build_dir.join("include/config/auto.conf");
         let config = fs::read_to_string(&config).map_err(LabError::host("read", &config))?;
-        // The packages' makefile asks for this name too, whatever `gcc` is.
+        // The packages' makefile needs a compiler of this name too, whatever `gcc` is.
         let compiler = gcc_major(&config).map(|major| format!("gcc-{major}"));
         let tools = ["make".to_owned()].into_iter().chain(compiler);
         Ok(tools.filter(|tool| !has(tool)).collect())
     }
 }
 
-/// Major version of the GCC that built the kernel of this configuration; `None` for another
-/// compiler.
+/// Returns the major version of the GCC that built the kernel of this configuration; `None` for
+/// another compiler.
 fn gcc_major(config: &str) -> Option<u32> {
     let version = config
         .lines()
@@ -81,12 +81,12 @@ fn gcc_major(config: &str) -> Option<u32> {
     (major > 0).then_some(major)
 }
 
-/// Whether a folder of the cache has headers of a kernel that is not there any more.
+/// Returns whether a folder of the cache has headers of a kernel that is gone.
 pub(crate) fn is_old(cache: &Path, name: &str) -> bool {
     let is_current = |kernel: String| {
         let kernel = kernel.starts_with("linux-").then(|| cache.join(kernel));
         let build = kernel.and_then(Kernel::at).map(|kernel| kernel.build());
-        // Of a kernel that cannot be read nothing is known.
+        // The build of an unreadable kernel is unknown.
         build.is_some_and(|build| {
             build.map_or(true, |build| headers_dir(cache, &build).ends_with(name))
         })
@@ -105,7 +105,7 @@ mod tests {
         }
     }
 
-    /// Unpacked headers with this configuration.
+    /// Returns unpacked headers with this configuration.
     fn unpacked(config: &str) -> (tempfile::TempDir, Headers) {
         let dir = tempfile::tempdir().expect("a directory");
         let build_dir = headers_build_dir(dir.path(), &build().release);
@@ -150,7 +150,7 @@ mod tests {
         for other in ["linux-6.12", "qemu-10.0", "programs-0123456789abcdef"] {
             assert!(!is_old(cache, other), "{other}");
         }
-        // A kernel that does not say what it is may be theirs.
+        // An unreadable kernel may be the one of these headers.
         fs::create_dir_all(cache.join("linux-own/boot")).expect("a directory");
         fs::write(cache.join("linux-own/boot/vmlinuz-1"), "").expect("a file");
         assert!(!is_old(cache, "headers-1_2"));

@@ -1,15 +1,14 @@
-//! One fault of QEMU mended in the lab's own copy: an interrupt that KVM injects is delivered once.
+//! Fix of a fault of QEMU in the lab's own copy: an interrupt that KVM injects is delivered once.
 //!
-//! `helper_vmrun` leaves the vector of an interrupt that it has delivered in `cs->exception_index`;
-//! an emulated processor that is asked to leave its loop before the guest's next exit delivers it
-//! again, with interrupts off (lab/README.md). A guest, or the emulated host itself, may end in a
-//! triple fault of that: the more often, the more of its processors send each other interrupts, and
-//! the more else this machine has to do.
+//! `helper_vmrun` leaves the vector of an interrupt that it has delivered in `cs->exception_index`.
+//! If an emulated processor is asked to leave its loop before the guest's next exit, it delivers
+//! the interrupt again, with interrupts off (lab/README.md). A guest, or the emulated host itself,
+//! may end in a triple fault as a result: the more often, the more of its processors send each
+//! other interrupts, and the busier this machine is.
 //!
-//! The cure is a line behind the delivery, `cs->exception_index = -1`. In the compiled program
-//! there is a line for the log of `-d in_asm`, whose place it takes. A program in which that place
-//! is not found, once, is left as it is, and so is one that is not the lab's. Found in Debian's
-//! QEMU 10.0.
+//! The fix is a line behind the delivery, `cs->exception_index = -1`. In the compiled program it
+//! replaces a line for the log of `-d in_asm`. A program in which that place is not found exactly
+//! once is not changed, nor is one that is not the lab's. Found in Debian's QEMU 10.0.
 
 use std::fs;
 use std::path::Path;
@@ -17,27 +16,28 @@ use std::path::Path;
 use super::cache::unique;
 use crate::LabError;
 
-/// What stands there, `..` for any byte: the vector's store (`mov %esi, INDEX(%rbx)`), two more of
-/// the kind, a look whether there is a log, and the call.
+/// Bytes before the place, `..` for any byte: the vector's store (`mov %esi, INDEX(%rbx)`), two
+/// more stores, a test whether there is a log, and the call.
 const CALL: &str = "89 b3 .. .. .. .. c7 83 .. .. .. .. 00 00 00 00 48 c7 83 .. .. .. .. ff ff ff ff \
                     f6 05 .. .. .. .. 02 0f 85 .. .. .. .. ba 01 00 00 00 48 89 df e8 .. .. .. ..";
-/// What follows: `testb $2, …; je OUT`, and the log line, of which two bytes are taken as well.
+/// Bytes at the place: `testb $2, …; je OUT`, and the log line, of which two bytes are replaced as
+/// well.
 const LOG: &str = "f6 05 .. .. .. .. 02 0f 84 .. .. .. ..";
-/// What takes its place: `movl $-1, INDEX(%rbx); jmp OUT`.
+/// Replacement: `movl $-1, INDEX(%rbx); jmp OUT`.
 const CURE: &str = "c7 83 .. .. .. .. ff ff ff ff e9 .. .. .. ..";
-/// Where INDEX is in the call and in the cure.
+/// Range of INDEX in the call and in the replacement.
 const INDEX: std::ops::Range<usize> = 2..6;
 
-/// What became of a program.
+/// Result of the fix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mended {
-    /// The fault is mended now, or was before.
+    /// The fault is fixed now, or was before.
     Yes,
     /// The place was not found: another build.
     No,
 }
 
-/// Mends the program at `path`, which is replaced as a whole.
+/// Fixes the program at `path`, which is replaced as a whole.
 ///
 /// # Errors
 /// It cannot be read, or written.
@@ -47,7 +47,7 @@ pub(super) fn mend(path: &Path) -> Result<Mended, LabError> {
         None => Ok(Mended::No),
         Some(false) => Ok(Mended::Yes),
         Some(true) => {
-            // Another start may run it.
+            // Another start may be running it.
             let new = path.with_extension(unique());
             let rights = fs::metadata(path).map_err(LabError::host("read", path))?;
             fs::write(&new, program).map_err(LabError::host("write", &new))?;
@@ -59,7 +59,7 @@ pub(super) fn mend(path: &Path) -> Result<Mended, LabError> {
     }
 }
 
-/// Whether anything had to be changed; `None` if the place is not there once.
+/// Returns whether the program was changed; `None` if the place is not there exactly once.
 fn mend_bytes(program: &mut [u8]) -> Option<bool> {
     let (call, log, cure) = (pattern(CALL), pattern(LOG), pattern(CURE));
     if find_once(program, &[call.clone(), cure.clone()].concat()).is_some() {
@@ -82,14 +82,14 @@ fn mend_bytes(program: &mut [u8]) -> Option<bool> {
     Some(true)
 }
 
-/// Bytes of a pattern; `None` for any.
+/// Parses the bytes of a pattern; `None` for any byte.
 fn pattern(text: &str) -> Vec<Option<u8>> {
     text.split_whitespace()
         .map(|word| u8::from_str_radix(word, 16).ok())
         .collect()
 }
 
-/// Where the only place is that looks so.
+/// Returns the position of the only match.
 fn find_once(bytes: &[u8], pattern: &[Option<u8>]) -> Option<usize> {
     let first = pattern.first().copied().flatten()?;
     let fits = |window: &&[u8]| {
@@ -107,7 +107,7 @@ fn find_once(bytes: &[u8], pattern: &[Option<u8>]) -> Option<usize> {
 mod tests {
     use super::*;
 
-    /// The bytes of Debian's 10.0, some of what stands around them, and something else behind.
+    /// Returns the bytes of Debian's 10.0, some of those around them, and other bytes behind.
     fn program() -> Vec<u8> {
         let call = "0f 1f 40 00 89 b3 10 d7 ff ff c7 83 e4 33 00 00 00 00 00 00 48 c7 83 e8 33 00 00 ff ff ff ff \
                     f6 05 9a a7 3c 01 02 0f 85 6c 01 00 00 ba 01 00 00 00 48 89 df e8 77 a6 06 00";
@@ -122,7 +122,7 @@ mod tests {
         let at = 4 + pattern(CALL).len();
         assert_eq!(mend_bytes(&mut mended), Some(true));
         assert_eq!(mended[..at], program()[..at]);
-        // From 15 bytes behind there instead of 13.
+        // The jump starts 15 bytes behind that place instead of 13.
         let cure = "c7 83 10 d7 ff ff ff ff ff ff e9 63 fe ff ff";
         let cure: Vec<u8> = pattern(cure).into_iter().flatten().collect();
         assert_eq!(mended[at..at + cure.len()], cure);
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_or_there_twice_is_left_alone() {
+    fn missing_or_ambiguous_place_is_left_unchanged() {
         let mut other = program();
         other[4] = 0x8b;
         let mut twice = [program(), program()].concat();

@@ -1,18 +1,17 @@
-//! Gets what the lab is made of from Debian packages, without installing them and without root.
+//! Fetches the parts of the lab as Debian packages, without installing them and without root.
 //!
-//! [`Needs`] says what is wanted: a QEMU of some age, a kernel for the host, a kernel for the
+//! [`Needs`] lists the requirements: a QEMU of some age, a kernel for the host, a kernel for the
 //! guest. Each part is a directory of its own in [`cache_dir`]: `qemu-VERSION`, `linux-own` (the
 //! distribution's kernel) or `linux-SERIES`, `busybox`. A directory appears by one rename when it
-//! is complete, so its existence is the stamp, and the second start costs nothing. A new part
-//! leaves the others alone.
+//! is complete, so that its existence is the stamp, and the second start costs nothing. A new part
+//! does not change the others.
 //!
-//! What is missing is looked for in the machine's own APT sources first; where these have it not
-//! new enough, in the suites that follow theirs on the same mirror (`sources`). `apt` does the
-//! work, with lists and archives of its own: nothing of the machine's package system is changed but
-//! read.
+//! Missing parts are fetched from the machine's own APT sources; if the versions there are too old,
+//! from the suites that follow on the same mirror (`sources`). `apt` fetches them, with lists and
+//! archives of its own: the machine's package system is read, but not changed.
 //!
-//! [`Debian`] is a part for those who ask for it: a whole root, made by `mmdebstrap`. So are the
-//! headers of a kernel, which a module is built against (`headers`).
+//! [`Debian`] is a part on request: a whole root, made by `mmdebstrap`. So are the headers of a
+//! kernel, which a module is built against (`headers`).
 //!
 //! A `qemu-system-x86_64` on `PATH` is used if it is new enough. Left out: other families of
 //! distributions; refreshing the packages (delete the directory for that).
@@ -41,12 +40,12 @@ pub(crate) use headers::{Headers, is_old as is_old_headers};
 use mend::Mended;
 pub use needs::{Needs, Version};
 
-/// Where QEMU is in what was unpacked.
+/// Path of QEMU below its directory.
 const QEMU_PROGRAM: &str = "usr/bin/qemu-system-x86_64";
 
-/// What was found when QEMU's program was looked at, beside what was unpacked.
+/// Name of the file with the result of the check of QEMU's program, in its directory.
 const STAMP: &str = "interrupts-delivered-once";
-/// It says so.
+/// Content of that file if the program delivers interrupts once.
 const MENDED: &str = "yes\n";
 
 /// The parts, unpacked.
@@ -58,10 +57,10 @@ pub struct Packages {
     busybox: PathBuf,
 }
 
-/// Which QEMU to start, and how.
+/// QEMU to start, and the way to start it.
 #[derive(Debug, Clone)]
 enum Qemu {
-    /// The machine's own, by `PATH`.
+    /// The machine's own, from `PATH`.
     Installed(PathBuf, Version),
     /// One unpacked here, with its libraries.
     Unpacked(PathBuf, Version),
@@ -84,34 +83,34 @@ pub(crate) struct KernelBuild {
 }
 
 impl Kernel {
-    /// The kernel's release, for example `6.1.0-56-cloud-amd64`.
+    /// Returns the kernel's release, for example `6.1.0-56-cloud-amd64`.
     #[must_use]
     pub fn release(&self) -> &str {
         &self.release
     }
 
-    /// The compressed kernel (bzImage) of the package.
+    /// Returns the compressed kernel (bzImage) of the package.
     #[must_use]
     pub fn vmlinuz(&self) -> PathBuf {
         self.root.join(format!("boot/vmlinuz-{}", self.release))
     }
 
-    /// The same kernel unpacked from it (ELF, with the PVH entry note).
+    /// Returns the same kernel unpacked from it (ELF, with the PVH entry note).
     #[must_use]
     pub fn vmlinux(&self) -> PathBuf {
         self.root.join(format!("boot/vmlinux-{}", self.release))
     }
 
-    /// The directory of its modules.
+    /// Returns the directory of its modules.
     #[must_use]
     pub fn modules(&self) -> PathBuf {
         self.root.join("lib/modules").join(&self.release)
     }
 
-    /// Which build this is.
+    /// Returns its build.
     ///
     /// # Errors
-    /// [`LabError::Package`]: the image does not say, so no headers can be known to fit it.
+    /// [`LabError::Package`]: the image does not name it, so that no matching headers can be found.
     pub(crate) fn build(&self) -> Result<KernelBuild, LabError> {
         let version = kernel::package_version(&self.vmlinuz())?;
         let version = version.ok_or_else(|| LabError::Package {
@@ -125,7 +124,7 @@ impl Kernel {
         })
     }
 
-    /// What is unpacked at `root`, if that is a kernel.
+    /// Returns the kernel unpacked at `root`, if there is one.
     fn at(root: PathBuf) -> Option<Self> {
         let entries = fs::read_dir(root.join("boot")).ok()?;
         let names = entries
@@ -139,18 +138,18 @@ impl Kernel {
 }
 
 impl Packages {
-    /// Finds or fetches everything; `notice` hears a line before and during anything slow.
+    /// Finds or fetches everything; `notice` receives a line before and during any slow step.
     ///
     /// # Errors
-    /// [`LabError::Package`] names the package, the failure and what to do; [`LabError::Full`] a
-    /// disk without room.
+    /// [`LabError::Package`] with the package, the failure and advice; [`LabError::Full`] for a
+    /// disk without space.
     pub fn get(needs: &Needs, notice: &dyn Fn(&str)) -> Result<Self, LabError> {
         let cache = cache_dir();
         if let Some(found) = find(&cache, needs) {
             return found.with_qemu_mended();
         }
         let apt = Apt::open(&cache, notice)?;
-        // Another start may have fetched them while this one waited for its turn.
+        // Another start may have fetched them while this one waited for the lock.
         let missing = missing(&cache, needs);
         if !missing.is_empty() {
             apt.fetch(&missing)?;
@@ -163,8 +162,8 @@ impl Packages {
         found?.with_qemu_mended()
     }
 
-    /// The same, whose QEMU delivers interrupts once, if it is one of ours and that can be had
-    /// ([`mend`]). It is looked at once.
+    /// Fixes QEMU to deliver interrupts once, if it is one of ours and the fix applies ([`mend`]).
+    /// It is checked once.
     fn with_qemu_mended(self) -> Result<Self, LabError> {
         let Qemu::Unpacked(root, _) = &self.qemu else {
             return Ok(self);
@@ -181,7 +180,7 @@ impl Packages {
         Ok(self)
     }
 
-    /// Whether QEMU is known to deliver an interrupt once.
+    /// Returns whether QEMU is known to deliver an interrupt once.
     #[must_use]
     pub fn delivers_interrupts_once(&self) -> bool {
         match &self.qemu {
@@ -192,38 +191,38 @@ impl Packages {
         }
     }
 
-    /// Faults of this QEMU that a guest may see, for the code that starts it.
+    /// Describes faults of this QEMU that a guest may see, for the code that starts it.
     #[must_use]
     pub fn warning(&self) -> Option<String> {
         warning(self.qemu_version(), self.delivers_interrupts_once())
     }
 
-    /// The kernel of the emulated host.
+    /// Returns the kernel of the emulated host.
     #[must_use]
     pub fn host(&self) -> &Kernel {
         &self.host
     }
 
-    /// The kernel of guests.
+    /// Returns the kernel of guests.
     #[must_use]
     pub fn guest(&self) -> &Kernel {
         &self.guest
     }
 
-    /// The static busybox.
+    /// Returns the static busybox.
     #[must_use]
     pub fn busybox(&self) -> PathBuf {
         self.busybox.clone()
     }
 
-    /// The version of QEMU.
+    /// Returns the version of QEMU.
     #[must_use]
     pub fn qemu_version(&self) -> Version {
         let (Qemu::Installed(_, version) | Qemu::Unpacked(_, version)) = self.qemu;
         version
     }
 
-    /// A command that starts QEMU with its libraries and firmware found.
+    /// Returns a command that starts QEMU with its libraries and firmware.
     #[must_use]
     pub fn qemu(&self) -> (PathBuf, Vec<OsString>, Vec<(&'static str, OsString)>) {
         let root = match &self.qemu {
@@ -245,8 +244,8 @@ impl Packages {
             "/usr/lib/x86_64-linux-gnu/qemu".into()
         };
         let modules = ("QEMU_MODULE_DIR", modules.into_os_string());
-        // A newer C library among the packages needs its own loader. Where /lib is a link into
-        // /usr, a package has either path.
+        // A newer C library among the packages needs its own loader. If /lib is a link into /usr, a
+        // package has either path.
         let loader = lib_dirs
             .iter()
             .map(|dir| dir.join("ld-linux-x86-64.so.2"))
@@ -267,7 +266,7 @@ impl Packages {
     }
 }
 
-/// What this QEMU may do to a guest.
+/// Describes the effects that this QEMU may have on a guest.
 fn warning(version: Version, delivers_once: bool) -> Option<String> {
     if version < Needs::QEMU_SOUND {
         return Some(format!(
@@ -284,8 +283,8 @@ fn warning(version: Version, delivers_once: bool) -> Option<String> {
     })
 }
 
-/// What keeps the parts from being found or fetched into `cache`, as far as this can be told
-/// without trying.
+/// Returns the reasons why the parts cannot be found or fetched into `cache`, as far as can be
+/// determined without trying.
 pub(crate) fn obstacles(cache: &Path, needs: &Needs) -> Vec<String> {
     let mut found = Vec::new();
     let missing = missing(cache, needs);
@@ -297,12 +296,12 @@ pub(crate) fn obstacles(cache: &Path, needs: &Needs) -> Vec<String> {
             found.push(format!("{full}; {} MiB are wanted", needed >> 20));
         }
     }
-    // Each start makes its images there.
+    // Each start creates its images there.
     found.extend(cache::not_writable(cache));
     found
 }
 
-/// Directories of the parts.
+/// Returns the directory of QEMU.
 fn qemu_dir(cache: &Path, version: Version) -> PathBuf {
     cache.join(format!("qemu-{version}"))
 }
@@ -318,7 +317,7 @@ fn headers_dir(cache: &Path, build: &KernelBuild) -> PathBuf {
     cache.join(format!("headers-{}_{}", build.release, build.version))
 }
 
-/// Where a kernel's own half of its headers is in what was unpacked.
+/// Returns the directory of a kernel's own half of its headers below `root`.
 fn headers_build_dir(root: &Path, release: &str) -> PathBuf {
     root.join(format!("usr/src/linux-headers-{release}"))
 }
@@ -327,7 +326,7 @@ fn busybox_dir(cache: &Path) -> PathBuf {
     cache.join("busybox")
 }
 
-/// Everything, if it is there.
+/// Returns all parts, if they are there.
 fn find(cache: &Path, needs: &Needs) -> Option<Packages> {
     let busybox = busybox_dir(cache).join("bin/busybox");
     Some(Packages {
@@ -338,7 +337,7 @@ fn find(cache: &Path, needs: &Needs) -> Option<Packages> {
     })
 }
 
-/// What has to be fetched.
+/// Returns the parts that must be fetched.
 fn missing(cache: &Path, needs: &Needs) -> Vec<Wanted<'static>> {
     let mut wanted = Vec::new();
     if !busybox_dir(cache).is_dir() {
@@ -356,8 +355,8 @@ fn missing(cache: &Path, needs: &Needs) -> Vec<Wanted<'static>> {
     wanted
 }
 
-/// The machine's own QEMU if it is new enough, else the oldest here that is: what is fetched for a
-/// test that needs more changes nothing for the others.
+/// Returns the machine's own QEMU if it is new enough, else the oldest one here that is: a newer
+/// one that was fetched for another test changes nothing for the others.
 fn find_qemu(cache: &Path, at_least: Version) -> Option<Qemu> {
     installed_qemu(at_least).or_else(|| {
         let versions = names(cache)
@@ -368,7 +367,7 @@ fn find_qemu(cache: &Path, at_least: Version) -> Option<Qemu> {
     })
 }
 
-/// The distribution's kernel, or any of this series.
+/// Returns the distribution's kernel, or any of this series.
 fn find_kernel(cache: &Path, series: Option<Version>) -> Option<Kernel> {
     let Some(series) = series else {
         return Kernel::at(kernel_dir(cache, None));
@@ -380,7 +379,7 @@ fn find_kernel(cache: &Path, series: Option<Version>) -> Option<Kernel> {
         .find(|kernel| series.is_series_of(&kernel.release))
 }
 
-/// What is in a directory; nothing if it is not there.
+/// Returns the names in a directory, sorted; none if it does not exist.
 fn names(dir: &Path) -> Vec<String> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     let mut names: Vec<String> = entries
@@ -390,7 +389,7 @@ fn names(dir: &Path) -> Vec<String> {
     names
 }
 
-/// The machine's QEMU, if its version is high enough.
+/// Returns the machine's QEMU, if its version is high enough.
 fn installed_qemu(at_least: Version) -> Option<Qemu> {
     let path = find_program("qemu-system-x86_64")?;
     let out = Command::new(&path)
@@ -402,7 +401,7 @@ fn installed_qemu(at_least: Version) -> Option<Qemu> {
     (version >= at_least).then_some(Qemu::Installed(path, version))
 }
 
-/// The file a shell would start for `name`.
+/// Returns the file that a shell would start for `name`.
 pub(crate) fn find_program(name: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH")?;
     env::split_paths(&path)

@@ -1,4 +1,4 @@
-//! What a lab has to be made of.
+//! Requirements of a lab.
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,18 +13,19 @@ pub struct Version {
 }
 
 impl Version {
-    /// `MAJOR.MINOR`.
+    /// Creates the version `MAJOR.MINOR`.
     #[must_use]
     pub const fn new(major: u32, minor: u32) -> Self {
         Self { major, minor }
     }
 
-    /// `QEMU emulator version 7.2.22 (Debian …)` → 7.2.
+    /// Parses `QEMU emulator version 7.2.22 (Debian …)` → 7.2.
     pub(super) fn of_qemu(text: &str) -> Option<Self> {
         Self::of_package(text.split("version ").nth(1)?)
     }
 
-    /// A package's version: `1:10.0.2+ds-2` → 10.0. The number before the colon is the packagers'.
+    /// Parses a package's version: `1:10.0.2+ds-2` → 10.0. The number before the colon is the
+    /// packagers'.
     pub(super) fn of_package(text: &str) -> Option<Self> {
         let text = text.split_once(':').map_or(text, |(_, version)| version);
         let mut parts = text.split(|c: char| !c.is_ascii_digit());
@@ -32,7 +33,7 @@ impl Version {
         Some(Self { major, minor })
     }
 
-    /// Whether `release` (`6.12.95+deb12-cloud-amd64`) is of this series.
+    /// Returns whether `release` (`6.12.95+deb12-cloud-amd64`) is of this series.
     pub(super) fn is_series_of(self, release: &str) -> bool {
         Self::of_package(release) == Some(self)
     }
@@ -47,7 +48,7 @@ impl fmt::Display for Version {
 impl FromStr for Version {
     type Err = String;
 
-    /// `10`, `10.0`.
+    /// Parses `10`, `10.0`.
     fn from_str(text: &str) -> Result<Self, String> {
         let (major, minor) = text.split_once('.').unwrap_or((text, "0"));
         let number = |text: &str| {
@@ -58,22 +59,22 @@ impl FromStr for Version {
     }
 }
 
-/// What a lab has to be made of. The default is a QEMU whose SVM loses nothing, and the
+/// Requirements of a lab. The default is a QEMU whose SVM loses no interrupts, and the
 /// distribution's kernel for host and guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Needs {
-    /// QEMU of this version or a newer one.
+    /// Oldest version of QEMU.
     pub qemu: Version,
-    /// The host's kernel is of this series; the distribution's own if absent.
+    /// Series of the host's kernel; the distribution's own if absent.
     pub host_kernel: Option<Version>,
-    /// The guest's kernel is of this series; the distribution's own if absent.
+    /// Series of the guest's kernel; the distribution's own if absent.
     pub guest_kernel: Option<Version>,
 }
 
 impl Needs {
-    /// Oldest QEMU whose emulated SVM is known to lose nothing. Under 7.2 an interrupt that arrives
-    /// while a guest is entered or left can be lost: guests with several vCPUs then stall for
-    /// seconds or end in a triple fault.
+    /// Oldest QEMU whose emulated SVM is known to lose no interrupts. Under 7.2 an interrupt that
+    /// arrives while a guest is entered or left can be lost: guests with several vCPUs then stall
+    /// for seconds or end in a triple fault.
     pub const QEMU_SOUND: Version = Version::new(10, 0);
 }
 

@@ -1,8 +1,8 @@
 //! The machine's APT sources, and the suites that follow theirs.
 //!
-//! What Debian calls a suite is one line of work of the archive: `bookworm`, `bookworm-backports`,
-//! `trixie`. All lie on the same mirror under the same keys, so a source for a later suite is the
-//! machine's own with another name in it; no host, key or component is known here.
+//! A suite of Debian is one line of work of the archive: `bookworm`, `bookworm-backports`,
+//! `trixie`. All are on the same mirror under the same keys, so that a source for a later suite is
+//! the machine's own with another name in it; no host, key or component is known here.
 //!
 //! Formats: sources.list(5), one line each (`deb [options] uri suite component…`), and deb822
 //! stanzas.
@@ -16,12 +16,12 @@ const RELEASES: [&str; 6] = ["bullseye", "bookworm", "trixie", "forky", "duke", 
 /// One of the machine's files of sources.
 #[derive(Clone)]
 pub(super) struct Source {
-    /// Name of the file; its end tells the format.
+    /// Name of the file; its suffix gives the format.
     name: String,
     text: String,
 }
 
-/// Files of sources below `etc` (`/etc/apt`) that APT would read.
+/// Returns the files of sources below `etc` (`/etc/apt`) that APT would read.
 pub(super) fn of_machine(etc: &Path) -> Vec<Source> {
     let parts = fs::read_dir(etc.join("sources.list.d"))
         .into_iter()
@@ -49,7 +49,7 @@ impl Source {
         fs::write(dir.join(&self.name), &self.text)
     }
 
-    /// The suites it names that are releases.
+    /// Returns the suites in it that are releases, as positions in [`RELEASES`].
     fn releases(&self) -> Vec<usize> {
         let words = self.text.lines().flat_map(|line| {
             let suites = if self.is_stanzas() {
@@ -64,7 +64,7 @@ impl Source {
             .collect()
     }
 
-    /// The same source for `suite`, of those entries that name the release `base`.
+    /// Returns the same source for `suite`, from the entries of the release `base`.
     fn derived(&self, base: &str, suite: &str) -> Option<Self> {
         let text = if self.is_stanzas() {
             let stanzas = self.text.split("\n\n");
@@ -82,15 +82,15 @@ impl Source {
     }
 }
 
-/// The machine's release; the oldest if it names several, for one that lists a newer one too has
-/// asked for what there is of it.
+/// Returns the machine's release; the oldest if there are several, since a machine that lists a
+/// newer one too gets additional packages from that.
 pub(super) fn release(machine: &[Source]) -> Option<&'static str> {
     let named = machine.iter().flat_map(Source::releases);
     named.min().map(|release| RELEASES[release])
 }
 
-/// Of the machine's sources the entries for `release` and its updates: the distribution, without
-/// what was added to it.
+/// Returns the entries of the machine's sources for `release` and its updates: the distribution,
+/// without additions.
 pub(super) fn of_release(machine: &[Source], release: &str) -> Vec<Source> {
     ["", "-updates", "-security"]
         .iter()
@@ -102,8 +102,8 @@ pub(super) fn of_release(machine: &[Source], release: &str) -> Vec<Source> {
         .collect()
 }
 
-/// Sources for the suites that follow, the nearest first: backports of the machine's release, then
-/// each newer one.
+/// Returns sources for the suites that follow, the nearest first: backports of the machine's
+/// release, then each newer one.
 pub(super) fn later(machine: &[Source]) -> Vec<(String, Vec<Source>)> {
     let named = machine.iter().flat_map(Source::releases);
     let Some(base) = named.min() else {
@@ -124,13 +124,13 @@ pub(super) fn later(machine: &[Source]) -> Vec<(String, Vec<Source>)> {
         .collect()
 }
 
-/// The value of a deb822 field on this line.
+/// Returns the value of a deb822 field on this line.
 fn field<'a>(line: &'a str, name: &str) -> Option<&'a str> {
     let (key, value) = line.split_once(':')?;
     key.eq_ignore_ascii_case(name).then(|| value.trim())
 }
 
-/// A stanza for `suite` made of one that names `base`; none of one that is switched off, or has no
+/// Returns a stanza for `suite` made from one for `base`; `None` if that is disabled, or has no
 /// packages.
 fn stanza(text: &str, base: &str, suite: &str) -> Option<String> {
     let value = |name: &str| text.lines().find_map(|line| field(line, name));
@@ -148,7 +148,8 @@ fn stanza(text: &str, base: &str, suite: &str) -> Option<String> {
     Some(lines.collect())
 }
 
-/// A line of packages in the old format: what is before its suite, the suite, what is after it.
+/// Parses a line of packages in the old format: the text before its suite, the suite, the text
+/// after it.
 fn entry(line: &str) -> Option<(&str, &str, &str)> {
     let rest = line.trim_start().strip_prefix("deb")?;
     let mut rest = rest.strip_prefix([' ', '\t'])?.trim_start();
@@ -157,7 +158,7 @@ fn entry(line: &str) -> Option<(&str, &str, &str)> {
     }
     let uri = rest.split_whitespace().next()?;
     let suite = rest[uri.len()..].split_whitespace().next()?;
-    // Parts of one line: their distance is their place.
+    // Both are parts of one line: the difference of their addresses is the position.
     let at = suite.as_ptr() as usize - line.as_ptr() as usize;
     Some((&line[..at], suite, &line[at + suite.len()..]))
 }

@@ -12,7 +12,7 @@ const SIGKILL: i32 = 9;
 /// Bytes of a program's own output quoted in an error about it.
 const QUOTED: usize = 2000;
 
-/// Which of its two outputs a program wrote to.
+/// Output that a program wrote to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stream {
     /// Standard output.
@@ -21,7 +21,7 @@ pub enum Stream {
     Stderr,
 }
 
-/// How a program inside ended, and what it wrote.
+/// End of a program inside, and its output.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Output {
     /// Exit status; 128 + n when signal n ended it.
@@ -33,19 +33,19 @@ pub struct Output {
 }
 
 impl Output {
-    /// True for status 0.
+    /// Returns whether the status is 0.
     #[must_use]
     pub fn success(&self) -> bool {
         self.status == 0
     }
 
-    /// Standard output as text; what is not UTF-8 is replaced.
+    /// Returns standard output as text; bytes that are not UTF-8 are replaced.
     #[must_use]
     pub fn stdout_text(&self) -> String {
         String::from_utf8_lossy(&self.stdout).into_owned()
     }
 
-    /// Standard error as text; what is not UTF-8 is replaced.
+    /// Returns standard error as text; bytes that are not UTF-8 are replaced.
     #[must_use]
     pub fn stderr_text(&self) -> String {
         String::from_utf8_lossy(&self.stderr).into_owned()
@@ -177,7 +177,7 @@ pub struct Running<'a> {
     lab: &'a Lab,
     route: Route,
     name: String,
-    /// What it has written so far, and its status once it has ended.
+    /// Its output so far, and its status once it has ended.
     output: Output,
     has_ended: bool,
 }
@@ -201,7 +201,7 @@ impl Running<'_> {
             .send(self.route.id, Message::Stdin(Vec::new()))
     }
 
-    /// A function that does what [`Running::write_stdin`] does, for use by another thread.
+    /// Returns a function that acts like [`Running::write_stdin`], for use by another thread.
     pub fn stdin_writer(&self) -> impl Fn(&[u8]) -> Result<(), LabError> + Send + 'static {
         let (shared, id) = (self.lab.shared.clone(), self.route.id);
         move |data| {
@@ -218,13 +218,13 @@ impl Running<'_> {
         self.lab.shared.send(self.route.id, Message::Signal(signal))
     }
 
-    /// What it has written so far, as far as it was waited for.
+    /// Returns its output so far, as far as it was waited for.
     #[must_use]
     pub fn so_far(&self) -> &Output {
         &self.output
     }
 
-    /// Waits until `is_there` is true of what the program has written so far.
+    /// Waits until `is_there` is true of the program's output so far.
     ///
     /// # Errors
     /// [`LabError::Inside`] if it ended before that; else as [`LabCommand::output`]. The program
@@ -265,7 +265,7 @@ impl Running<'_> {
                 Ok(None) => {}
                 Err(error) => {
                     if matches!(error, LabError::Timeout { .. }) {
-                        // If the lab is dead as well, the first error says enough.
+                        // If the lab is dead as well, the first error is enough.
                         let _ = self.signal(SIGKILL);
                     }
                     return Err(with_last_words(error, &self.output));
@@ -275,7 +275,7 @@ impl Running<'_> {
         Ok(self.output)
     }
 
-    /// Takes the next answer into account: output, which is handed back, or the end.
+    /// Processes the next answer: output, which is returned, or the end.
     fn next(
         &mut self,
         limit: (&mut Limit, Duration),

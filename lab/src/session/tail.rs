@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-/// Bytes kept: some hundred lines, enough for a kernel's oops.
+/// Number of bytes kept: some hundred lines, enough for a kernel's oops.
 const KEPT: usize = 32 << 10;
 
 /// The last bytes of some streams, in the order of their arrival.
@@ -24,7 +24,7 @@ struct State {
 }
 
 impl Tail {
-    /// With `echo` the streams also go to standard error.
+    /// Creates it. With `echo` the streams also go to standard error.
     pub(super) fn new(echo: bool) -> Self {
         Self {
             state: Mutex::default(),
@@ -50,15 +50,15 @@ impl Tail {
         });
     }
 
-    /// Waits until all followed streams have ended, or the limit.
+    /// Waits until all followed streams have ended, or the limit has expired.
     pub(super) fn wait_for_end(&self, limit: Duration) {
-        // A timeout is as good: the text so far is what there is.
+        // After a timeout the text so far is used.
         let _ = self
             .changed
             .wait_timeout_while(self.locked(), limit, |state| state.open > 0);
     }
 
-    /// What was kept, without control sequences.
+    /// Returns the bytes kept, without control sequences.
     pub(super) fn text(&self) -> String {
         let bytes: Vec<u8> = self.locked().bytes.iter().copied().collect();
         plain(&String::from_utf8_lossy(&bytes))
@@ -80,7 +80,7 @@ impl Tail {
     }
 }
 
-/// Drops what firmware and consoles send to steer a terminal.
+/// Removes sequences of firmware and consoles that control a terminal.
 fn plain(text: &str) -> String {
     let mut out = String::new();
     let mut chars = text.chars();

@@ -1,9 +1,9 @@
 //! The driver of `libs/vfio` (`examples/nvme`) on an emulated NVMe controller behind an emulated
 //! VT-d, in a stock kernel.
 //!
-//! Each run moves verified blocks under a policy, then asks the device for DMA where it may not be.
-//! What came through is held against what the policy allows, what did not against the kernel's log
-//! of faults, and system calls against what the policy is there to save.
+//! Each run moves verified blocks under a policy, then asks the device for DMA without permission.
+//! Accesses that succeeded are compared with the policy's bounds, those that failed with the
+//! kernel's log of faults, and system calls with the savings that the policy promises.
 
 use std::path::Path;
 use std::time::Duration;
@@ -16,8 +16,8 @@ use crate::{may_start, started};
 /// Bytes of the namespace.
 const NAMESPACE: u64 = 16 << 20;
 
-/// The configuration with a VT-d unit, a controller behind it, whose namespace is a file in `dir`,
-/// and the driver.
+/// Returns the configuration with a VT-d unit, a controller behind it, whose namespace is a file in
+/// `dir`, and the driver.
 pub fn with_controller(config: LabConfig, dir: &Path) -> LabConfig {
     let namespace = dir.join("namespace");
     let file = std::fs::File::create(&namespace).unwrap();
@@ -26,13 +26,13 @@ pub fn with_controller(config: LabConfig, dir: &Path) -> LabConfig {
     config.with_file(build::nvme_driver().unwrap(), "/bin/nvme")
 }
 
-/// Under these the device reaches what is unmapped until a flush.
+/// Policies under which the device can access unmapped memory until a flush.
 const WITH_WINDOW: [&str; 2] = ["deferred", "optimistic"];
 const WITHOUT: [&str; 4] = ["strict", "strict-combining", "shared", "async"];
 
-/// Shortly: one policy without a window, and one with.
+/// Short run: one policy without a window, and one with.
 pub fn a_driver_in_user_space(lab: &Lab) {
-    // The kernel's own driver has it so far.
+    // The kernel's own driver is still bound.
     let address = Device::Nvme.find(lab).unwrap();
     let refused = lab
         .exec("/bin/nvme", [address.as_str(), "--overwrite"])
@@ -42,8 +42,8 @@ pub fn a_driver_in_user_space(lab: &Lab) {
     assert!(said.contains("bound to nvme, not to vfio-pci"), "{said}");
     assigned::bind_to_vfio(lab, &address).unwrap();
     let said = drive(lab, &address, "strict", 2000);
-    // What was refused first, since the kernel logs no more than ten lines in five seconds: the
-    // IOVAs of what is read-only, and of what was just unmapped.
+    // Only the first refused accesses, since the kernel logs no more than ten lines in five
+    // seconds: the IOVAs of read-only memory, and of memory that was just unmapped.
     let refused = said.lines().filter(|line| line.ends_with(REFUSED));
     let iovas = refused.map(|line| line.split_whitespace().nth(2).unwrap());
     let log = assigned::take_faults(lab).unwrap();
@@ -75,10 +75,10 @@ fn a_hundred_thousand_blocks_under_each_policy() {
     lab.shutdown().unwrap();
 }
 
-/// How the driver's line ends of DMA that did not come through.
+/// Suffix of the driver's line on DMA that did not arrive.
 const REFUSED: &str = "512 of 512 words untouched";
 
-/// Runs the driver; what it has said on the way.
+/// Runs the driver. Returns its output.
 fn drive(lab: &Lab, address: &str, policy: &str, blocks: u64) -> String {
     let wanted = blocks.to_string();
     let driver = lab.command("/bin/nvme").args([address, "--overwrite"]);
@@ -103,15 +103,15 @@ fn drive(lab: &Lab, address: &str, policy: &str, blocks: u64) -> String {
     }
     let count = |name: &str| field(name).parse::<u64>().unwrap();
     assert!(count("blocks") >= blocks, "{summary}");
-    // What a policy saves. How much, where that is a matter of time, is not looked at.
+    // Savings of a policy. Their amount is not checked where it depends on time.
     let commands = count("commands");
     let (maps, unmaps) = (count("map_calls"), count("unmap_calls"));
     assert_eq!(maps + count("reused"), commands, "{summary}");
     match policy {
         "deferred" => assert!(maps == commands && unmaps < commands, "{summary}"),
         "optimistic" => assert!(maps < commands / 10 && unmaps <= maps, "{summary}"),
-        // Half of the commands write, two at a time from the same memory. What completes together
-        // is unmapped together, by one call for neighbours: how much does is a matter of time.
+        // Half of the commands write, two at a time from the same memory. Commands that complete
+        // together are unmapped together, by one call for neighbours: their number depends on time.
         "shared" => assert!(maps == commands / 4 * 3 && unmaps <= maps, "{summary}"),
         _ => assert!(maps == commands && unmaps <= maps, "{summary}"),
     }

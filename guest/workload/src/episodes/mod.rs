@@ -1,8 +1,8 @@
-//! What a guest does in random episodes of storage that misbehaves: writers that put down what was
-//! acknowledged ([`crate::acked`]), while the guest takes Bus Master away, resets the disk or
-//! powers off when the host says so.
+//! Guest's part of random episodes with faulty storage: writers that log acknowledged writes
+//! ([`crate::acked`]), while the guest clears Bus Master, resets the disk or powers off when the
+//! host asks for it.
 //!
-//! The host types lines, and reads what `episode N WORD` says:
+//! The host sends lines, and reads the guest's answers, `episode N WORD`:
 //!
 //! | typed | what follows | said |
 //! |---|---|---|
@@ -16,10 +16,10 @@
 //! | `finish` | writers end, the kernel has the disk, all of it is read | `over: ok …`, `over: REASON` |
 //! | `quit` | the program ends | |
 //!
-//! A writer that meets what it should not says `wrong: REASON`, and ends.
+//! A writer that finds an error says `wrong: REASON`, and ends.
 //!
-//! MAY-FAIL is `nothing`, `flushes` or `anything`. A read or a write that may fail is made again
-//! until it does not. A flush is not: whoever has failed one fails them all.
+//! MAY-FAIL is `nothing`, `flushes` or `anything`. A read or a write that may fail is repeated
+//! until it succeeds. A flush is not: a driver that has failed one flush fails all of them.
 
 use std::io;
 use std::time::Instant;
@@ -37,13 +37,13 @@ mod writer;
 pub use writer::EpisodesConfig;
 use writer::{Counts, Load, Log, MayFail, choose, sealed, window};
 
-/// Does what is typed, until `quit`.
+/// Executes the host's commands, until `quit`.
 ///
 /// # Errors
-/// What went wrong first, in words; it has been said.
+/// A description of the first error; it has also been said to the host.
 pub fn run(config: &EpisodesConfig) -> Result<(), String> {
     let mut session = Session::new(config)?;
-    // What is typed before there is a driver for the console is lost.
+    // Input that arrives before there is a driver for the console is lost.
     session.say("ready");
     loop {
         let line = console::hear()?;
@@ -54,7 +54,7 @@ pub fn run(config: &EpisodesConfig) -> Result<(), String> {
             ["act", act] => session.act(act),
             ["finish"] => session.finish(),
             ["quit"] => return Ok(()),
-            // An empty line is nothing.
+            // An empty line is ignored.
             [""] => Ok(()),
             _ => Err(format!("what is {line:?}?")),
         };
@@ -65,7 +65,7 @@ pub fn run(config: &EpisodesConfig) -> Result<(), String> {
     }
 }
 
-/// Who makes the requests.
+/// Driver that makes the requests.
 enum Engine {
     Idle,
     Kernel(Load),
@@ -82,7 +82,7 @@ struct Session {
 }
 
 impl Session {
-    /// Puts down that nothing was written.
+    /// Stores records in which nothing was written.
     fn new(config: &EpisodesConfig) -> Result<Self, String> {
         let session = Self {
             config: config.clone(),
@@ -130,7 +130,7 @@ impl Session {
         Function::of_disk(&self.config.disk).map_err(|e| e.to_string())
     }
 
-    /// A read and three writes, which nobody waits for.
+    /// Submits a read and three writes, and does not wait for them.
     fn issue(&mut self) -> Result<(), String> {
         if let Engine::Driver(driver) = &mut self.engine {
             const {
@@ -167,7 +167,7 @@ impl Session {
         } else if let (true, Engine::Driver(driver)) = (act == Act::Reset.name(), &mut self.engine)
         {
             driver.reset().map_err(|e| e.to_string())?;
-            // The memory is the driver's alone from here on.
+            // The device must not write this memory from here on.
             driver.set_data(0, &CANARY);
         } else {
             return Err(format!("no act {act:?} now"));
@@ -195,8 +195,8 @@ impl Session {
         Ok(())
     }
 
-    /// Looks what became of the writes that were in flight at a reset. What the disk says now is so
-    /// for good.
+    /// Determines which of the writes in flight at a reset reached the disk. Later episodes rely on
+    /// the content read here.
     fn after_reset(&mut self, mut driver: Driver) -> Result<(), String> {
         let failed = |error: io::Error| error.to_string();
         if driver.data(0) != CANARY {
@@ -230,7 +230,7 @@ impl Session {
             .map_err(|e| format!("the disk does not go back to the kernel's driver: {e}"))
     }
 
-    /// Every block is what its last acknowledged write wrote.
+    /// Checks that every block holds the content of its last acknowledged write.
     fn read_all(&self) -> Result<(), String> {
         let file = device::open(&self.config.disk, false).map_err(|e| e.to_string())?;
         let mut buffer = Buffer::new(WRITERS as usize * BLOCK);
@@ -245,7 +245,7 @@ impl Session {
     }
 }
 
-/// What no write writes.
+/// Content that no write has.
 const CANARY: [u8; BLOCK] = [0xa5; BLOCK];
 
 #[cfg(test)]
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_writers_did_is_what_the_log_says() {
+    fn log_matches_the_disk_after_each_episode() {
         let (dir, config) = on_files();
         let mut session = Session::new(&config).unwrap();
         for episode in 1..=3 {

@@ -14,27 +14,27 @@ use crate::device::{self, Buffer};
 use crate::pattern::Random;
 use crate::{BLOCK, block, console};
 
-/// How long anything may take once nothing is held.
+/// Time limit of any step once the storage holds no request.
 const LIMIT: Duration = Duration::from_secs(120);
-/// Between two tries of a request that failed.
+/// Delay between two tries of a request that failed.
 const AGAIN: Duration = Duration::from_millis(20);
-/// Of each writer's blocks, those that an episode writes; and how many of them the one before did
-/// not.
+/// Number of each writer's blocks that an episode writes, and number of those that the episode
+/// before did not write.
 const WINDOW: usize = 24;
 const NEW: usize = 8;
 
-/// What to run on.
+/// Configuration of a run.
 #[derive(Debug, Clone)]
 pub struct EpisodesConfig {
     /// The disk that is tested.
     pub disk: PathBuf,
     /// The disk with the log, which does not misbehave.
     pub log: PathBuf,
-    /// Of what is written and chosen.
+    /// Seed of the written content and of all random choices.
     pub seed: u64,
 }
 
-/// What an episode's requests may do but succeed.
+/// Requests of an episode that may fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum MayFail {
     Nothing,
@@ -55,17 +55,17 @@ impl FromStr for MayFail {
     }
 }
 
-/// First of a writer's blocks that this episode (from 1) writes.
+/// Returns the first of a writer's blocks that this episode (from 1) writes.
 pub(super) fn window(episode: usize) -> usize {
     episode.saturating_sub(1) * NEW % (OWNED - WINDOW + 1)
 }
 
-/// One of those.
+/// Returns one of the blocks of the window that begins at `first`.
 pub(super) fn choose(random: &mut Random, first: usize) -> usize {
     first + usize::try_from(random.below(WINDOW as u64)).expect("below WINDOW")
 }
 
-/// What the write under way writes.
+/// Returns the content of the write under way.
 pub(super) fn sealed(record: &Record, seed: u64) -> Vec<u8> {
     let mut data = vec![0; BLOCK];
     let next = record.next();
@@ -78,7 +78,7 @@ pub(super) fn sealed(record: &Record, seed: u64) -> Vec<u8> {
     data
 }
 
-/// The second disk.
+/// The second disk, which holds the log.
 pub(super) struct Log {
     file: std::fs::File,
     seed: u64,
@@ -99,24 +99,25 @@ impl Log {
     }
 }
 
-/// What was done, and what failed meanwhile.
+/// Counts of writes done and requests failed.
 #[derive(Default)]
 pub(super) struct Counts {
     pub(super) writes: u64,
     pub(super) failed: u64,
 }
 
-/// The writers that run.
+/// The running writers.
 pub(super) struct Load {
     stop: Arc<AtomicBool>,
-    /// The power goes: Linux breaks its virtio devices then, and fails what is made of them.
+    /// Whether the power is going off: Linux then breaks its virtio devices and fails their
+    /// requests.
     is_going: Arc<AtomicBool>,
     writers: Vec<JoinHandle<Result<(Record, Counts), String>>>,
 }
 
 impl Load {
-    /// Starts a writer for each record, and waits until each has written. `random` gives them their
-    /// seeds.
+    /// Starts a writer for each record, and waits until each has written. The writers are seeded
+    /// from `random`.
     pub(super) fn start(
         config: &EpisodesConfig,
         episode: usize,
@@ -141,7 +142,7 @@ impl Load {
             let (stop, is_going, send) = (stop.clone(), is_going.clone(), send.clone());
             writers.push(thread::spawn(move || {
                 let ended = writer.write_until(&stop, send);
-                // At once: the episode may end without being asked how it went.
+                // At once: the episode may end without a request for its result.
                 ended.inspect_err(|reason| {
                     if !is_going.load(Ordering::Relaxed) {
                         console::say(&format!("episode {episode} wrong: {reason}"));
@@ -150,7 +151,8 @@ impl Load {
             }));
         }
         drop(send);
-        // Until each has dropped its sender: it has written, or has ended, and `end` says why.
+        // Returns once each has dropped its sender: it has written, or it has ended and `end`
+        // returns the reason.
         has_written.iter().for_each(drop);
         Ok(Self {
             stop,
@@ -159,13 +161,13 @@ impl Load {
         })
     }
 
-    /// What fails from now on is nobody's fault.
+    /// Announces that the power goes off: requests that fail from now on are no errors.
     pub(super) fn power_goes(&self) {
-        // Relaxed: it orders nothing; what fails does so after a system call that comes later.
+        // Relaxed: it orders nothing; a request fails after a later system call.
         self.is_going.store(true, Ordering::Relaxed);
     }
 
-    /// Lets each finish what it does.
+    /// Stops the writers; each completes the request that it has under way.
     pub(super) fn end(self) -> Result<(Vec<Record>, Counts), String> {
         // Relaxed: it orders nothing; joining does.
         self.stop.store(true, Ordering::Relaxed);
@@ -225,7 +227,7 @@ impl Writer {
         self.log.put(&self.record)
     }
 
-    /// One of those that an acknowledged write wrote.
+    /// Reads and checks one of the blocks that an acknowledged write wrote.
     fn read(&mut self) -> Result<(), String> {
         let index = choose(&mut self.random, self.first);
         if !self.record.is_written(index) {
@@ -247,7 +249,7 @@ impl Writer {
         }
     }
 
-    /// Makes a request again while it fails, if it may.
+    /// Repeats a request while it fails, if it may.
     fn until_done(
         &mut self,
         mut request: impl FnMut(&std::fs::File) -> io::Result<()>,

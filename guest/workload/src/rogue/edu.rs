@@ -1,9 +1,9 @@
-//! `edu`, QEMU's device for teaching, driven through VFIO: its DMA engine copies 4 KiB at most
+//! `edu`, QEMU's device for teaching, driven through VFIO: its DMA engine copies at most 4 KiB
 //! between its buffer and memory.
 //!
-//! Specification: `docs/specs/edu.rst` of QEMU. Registers lie in BAR 0, DMA's in 64 bits; the
-//! buffer is reached by DMA alone. A copy begins a tenth of a second after it was asked for. An
-//! access that is refused ends like any other.
+//! Specification: `docs/specs/edu.rst` of QEMU. Registers are in BAR 0, those of DMA have 64 bits;
+//! the buffer is accessed by DMA alone. A copy begins a tenth of a second after it was requested. A
+//! refused access ends like any other.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -32,10 +32,10 @@ const COUNT: usize = 0x90;
 const COMMAND: usize = 0x98;
 const COMMAND_RUN: u64 = 1 << 0;
 const COMMAND_TO_MEMORY: u64 = 1 << 1;
-/// Where the device sees its own buffer.
+/// Address of its buffer, as the device sees it.
 const BUFFER: u64 = 0x4_0000;
 
-/// A copy takes a tenth of a second of the emulated clock.
+/// Time limit of a copy, which takes a tenth of a second of the emulated clock.
 const COPY_LIMIT: Duration = Duration::from_secs(30);
 const POLL: Duration = Duration::from_millis(2);
 
@@ -55,11 +55,11 @@ pub struct Edu {
 }
 
 impl Edu {
-    /// Opens the device at a PCI address, which is bound to vfio-pci. It can name addresses of
-    /// `mask_bits` bits: 28, unless QEMU's `dma_mask` says another number.
+    /// Opens the device at a PCI address, which is bound to vfio-pci. It supports addresses of
+    /// `mask_bits` bits: 28, unless QEMU's `dma_mask` sets another number.
     ///
     /// # Errors
-    /// In words: what is missing, or that it is no `edu`.
+    /// A description: the missing prerequisite, or that it is no `edu`.
     pub fn open(address: &str, mask_bits: u32) -> Result<Self, String> {
         let words = |error: vfio::VfioError| error.to_string();
         let last_address = 1_u64.checked_shl(mask_bits).map_or(u64::MAX, |end| end - 1);
@@ -133,8 +133,8 @@ impl CopyDevice for Edu {
         self.memory.write(at, data);
     }
 
-    /// From `/proc/self/pagemap` (`Documentation/admin-guide/mm/pagemap.rst`), which shows frames
-    /// to root alone.
+    /// Looks the address up in `/proc/self/pagemap` (`Documentation/admin-guide/mm/pagemap.rst`),
+    /// which shows frames to root alone.
     fn physical(&self, at: usize) -> Result<u64, String> {
         const PRESENT: u64 = 1 << 63;
         const FRAME: u64 = (1 << 55) - 1;

@@ -1,29 +1,28 @@
-//! A device's DMA held against the mappings that its IOMMU has: what has to arrive does, and what
-//! must not, does not.
+//! Checks of a device's DMA against the mappings of its IOMMU: permitted accesses must arrive,
+//! others must not.
 //!
-//! A [`CopyDevice`] copies between its own buffer and memory, at IOVAs that it is given. Mappings
-//! are made and ended by the program itself, through the kernel's VFIO. Three parts, each of which
-//! says what it finds by lines `key=value`:
+//! A [`CopyDevice`] copies between its own buffer and memory, at given IOVAs. The program makes and
+//! ends the mappings itself, through the kernel's VFIO. There are three parts, each of which prints
+//! its results as lines `key=value`:
 //!
-//! * [`prove`]: DMA through a mapping works both ways. Without it the rest would be no proof: a
-//!   device that does nothing breaks no rule.
-//! * [`attempt_all`]: accesses that no mapping allows, and whether memory (or, of a read, the
+//! * [`prove`]: DMA through a mapping works both ways. Without it the other parts would prove
+//!   nothing: a device that does nothing breaks no rule.
+//! * [`attempt_all`]: accesses that no mapping allows, and whether memory (or, for a read, the
 //!   device's buffer) shows them.
-//! * [`pieces::run`]: many mappings of random size, made and ended in random order, so that what
-//!   lies below (a shadow of these mappings, for instance) has to cut and to join them.
+//! * [`pieces::run`]: many mappings of random size, made and ended in random order, so that a layer
+//!   below (a shadow of these mappings, for instance) has to split and to join them.
 //!
-//! **Where an access that is not mapped would arrive.** An IOMMU that lets everything pass takes an
-//! IOVA as a physical address. So the access to what was never mapped goes to the physical address
-//! of a page of this program, held in its place by a mapping at another IOVA, and that page is
-//! looked at.
+//! **Destination of an access that is not mapped.** An IOMMU in bypass uses an IOVA as a physical
+//! address. An access to an IOVA that was never mapped therefore uses the physical address of a
+//! page of this program, kept in place by a mapping at another IOVA, and that page is checked.
 //!
 //! **Time.** Between the end of a mapping and the access there may be a pause, for policies that
-//! put an invalidation off. All that the access needs is prepared before the mapping ends, so
+//! defer an invalidation. All preparations of the access are made before the mapping ends, so that
 //! without a pause the access follows at once.
 //!
-//! Left out: any judgement by the IOMMU's own log of faults, which is the host's; and reads of what
-//! is mapped for writing alone. Those arrive: since 5.12 Linux's driver for VT-d gives no such
-//! right (seen on 6.1; its commit «Remove WO permissions on second-level paging entries»).
+//! Left out: any judgement by the IOMMU's own log of faults, which is the host's; and reads of
+//! memory that is mapped for writing alone. Those arrive: since 5.12 Linux's driver for VT-d gives
+//! no such right (seen on 6.1; its commit «Remove WO permissions on second-level paging entries»).
 
 use std::time::Duration;
 
@@ -40,16 +39,16 @@ pub const PAGE: usize = 4096;
 /// Bytes of one copy.
 pub const COPY: usize = 64;
 
-/// Pages of memory by number: that of copies to and from the device's buffer, that under attack,
-/// and that to which a revoked IOVA is mapped anew.
+/// Numbers of pages of memory: the page of copies to and from the device's buffer, the page under
+/// attack, and the page that a revoked IOVA is mapped to anew.
 const BOUNCE: usize = 0;
 const TARGET: usize = 1;
 const OTHER: usize = 2;
-/// Pages of memory from which a page whose physical address the device can name is chosen.
+/// Pages of memory among which one is chosen whose physical address the device supports.
 const CANDIDATES: std::ops::Range<usize> = 1..64;
 
-/// IOVAs: of the bounce page, of a page that is held in its place, and of what is under test. All
-/// lie below 2^28.
+/// IOVAs of the bounce page, of a page that is kept in place, and of the accesses under test. All
+/// are below 2^28.
 const BOUNCE_IOVA: u64 = 0x0100_0000;
 const HELD_IOVA: u64 = 0x0110_0000;
 const TEST_IOVA: u64 = 0x0120_0000;
@@ -57,30 +56,31 @@ const TEST_IOVA: u64 = 0x0120_0000;
 /// A device that copies by DMA, behind an IOMMU whose mappings are made here, and [`MEMORY`] bytes
 /// that may be mapped for it.
 ///
-/// Addresses of memory (`at`) are bytes from its start. Errors are in words; one of them ends the
-/// run.
+/// Addresses of memory (`at`) are bytes from its start. Errors are descriptions; one of them ends
+/// the run.
 pub trait CopyDevice {
-    /// First byte of memory from which on 4 MiB lie at an address that is a multiple of 2 MiB.
+    /// Returns the first byte of 4 MiB of memory at an address that is a multiple of 2 MiB.
     fn large_at(&self) -> usize;
     /// Reads memory as the processor sees it.
     fn read(&self, at: usize, data: &mut [u8]);
     /// Writes to memory.
     fn write(&mut self, at: usize, data: &[u8]);
-    /// Physical address of the page of memory at `at`, which is mapped, and so stays in its place.
+    /// Returns the physical address of the page of memory at `at`, which is mapped and so stays in
+    /// place.
     fn physical(&self, at: usize) -> Result<u64, String>;
-    /// Highest address that the device can name.
+    /// Returns the highest address that the device supports.
     fn last_address(&self) -> u64;
     /// Maps `len` bytes of memory at `iova`.
     fn map(&mut self, iova: u64, at: usize, len: usize, access: Access) -> Result<(), String>;
-    /// Ends all mappings of which these `len` bytes consist. The device has to be refused them from
-    /// then on.
+    /// Ends all mappings that make up these `len` bytes. From then on the device must be refused
+    /// access to them.
     fn unmap(&mut self, iova: u64, len: usize) -> Result<(), String>;
-    /// Has the device read [`COPY`] bytes from `iova` into its buffer, and waits until it is done,
-    /// or was refused.
+    /// Makes the device read [`COPY`] bytes from `iova` into its buffer, and waits until it is
+    /// done, or was refused.
     fn load(&mut self, iova: u64) -> Result<(), String>;
-    /// Has the device write [`COPY`] bytes of its buffer to `iova`, and waits likewise.
+    /// Makes the device write [`COPY`] bytes of its buffer to `iova`, and waits likewise.
     fn store(&mut self, iova: u64) -> Result<(), String>;
-    /// Lets time pass.
+    /// Waits for this time.
     fn pause(&mut self, time: Duration);
 }
 
@@ -93,9 +93,9 @@ pub const MEMORY: usize = (64 << 12) + (2 << 20) + (4 << 20);
 pub struct AttemptConfig {
     /// Time between the end of a mapping and the access to what it mapped.
     pub wait: Duration,
-    /// Time before each attempt, so that a log that is limited by time has all of them.
+    /// Time before each attempt, so that a rate-limited log has all of them.
     pub pause: Duration,
-    /// The IOVA is mapped again, to another page, as soon as its mapping has ended.
+    /// Whether the IOVA is mapped again, to another page, as soon as its mapping has ended.
     pub remap: bool,
 }
 
@@ -113,16 +113,16 @@ const ATTEMPTS: [(&str, bool); 5] = [
 pub struct Attempt {
     /// State of the IOVA: `unmapped`, `read-only`, `revoked`.
     pub state: &'static str,
-    /// Direction: the device writes to memory, or reads it.
+    /// Whether the device writes to memory; otherwise it reads.
     pub is_write: bool,
     /// IOVA of the access.
     pub iova: u64,
-    /// Nothing of it arrived.
+    /// Whether nothing of it arrived.
     pub is_blocked: bool,
 }
 
 impl Attempt {
-    /// Line that reports it.
+    /// Returns the line that reports it.
     #[must_use]
     pub fn line(&self) -> String {
         let blocked = if self.is_blocked { "yes" } else { "no" };
@@ -134,39 +134,39 @@ impl Attempt {
     }
 }
 
-/// Content of copy `number` of a run: no two are alike in any word.
+/// Returns the content of copy `number` of a run: no two are alike in any word.
 fn content(number: u64) -> [u8; COPY] {
     let mut data = [0; COPY];
     pattern::fill(number.wrapping_add(0x5eed), 0, &mut data);
     data
 }
 
-/// Content of memory before an access that must not change it.
+/// Returns the content of memory before an access that must not change it.
 fn before(number: u64) -> [u8; COPY] {
     content(number ^ 1 << 63)
 }
 
-/// Content of memory at `at`.
+/// Returns the content of memory at `at`.
 fn peek(device: &impl CopyDevice, at: usize) -> [u8; COPY] {
     let mut data = [0; COPY];
     device.read(at, &mut data);
     data
 }
 
-/// Content of the pages that attempts use.
+/// Returns the content of the pages that attempts use.
 fn snapshot(device: &impl CopyDevice) -> Vec<u8> {
     let mut data = vec![0; CANDIDATES.end * PAGE];
     device.read(0, &mut data);
     data
 }
 
-/// Has the device's buffer filled with `data`, through the mapping of the bounce page.
+/// Fills the device's buffer with `data`, through the mapping of the bounce page.
 fn fill(device: &mut impl CopyDevice, data: &[u8; COPY]) -> Result<(), String> {
     device.write(BOUNCE * PAGE, data);
     device.load(BOUNCE_IOVA)
 }
 
-/// Content of the device's buffer, read through the mapping of the bounce page.
+/// Returns the content of the device's buffer, read through the mapping of the bounce page.
 fn drain(device: &mut impl CopyDevice) -> Result<[u8; COPY], String> {
     let at = BOUNCE * PAGE + PAGE / 2;
     device.write(at, &[0; COPY]);
@@ -174,7 +174,7 @@ fn drain(device: &mut impl CopyDevice) -> Result<[u8; COPY], String> {
     Ok(peek(device, at))
 }
 
-/// Maps the bounce page and copies to and fro through it.
+/// Maps the bounce page and copies in both directions through it.
 ///
 /// # Errors
 /// A byte did not arrive, or the device's or system's own.
@@ -192,7 +192,7 @@ pub fn prove(device: &mut impl CopyDevice) -> Result<(), String> {
     Ok(())
 }
 
-/// Tries all accesses that must not arrive, after [`prove`]. Writes come first. Says each as soon
+/// Tries all accesses that must not arrive, after [`prove`]. Writes come first. Prints each as soon
 /// as it was made.
 ///
 /// # Errors
@@ -214,7 +214,7 @@ pub fn attempt_all(
     Ok(made)
 }
 
-/// Page of memory under attack, the IOVA of the access, and the IOVA of a mapping that is there
+/// Page of memory under attack, the IOVA of the access, and the IOVA of a mapping that exists
 /// during it.
 struct Target {
     page: usize,
@@ -222,8 +222,8 @@ struct Target {
     mapped: Option<u64>,
 }
 
-/// Prepares one access, ends the mapping that it would need, if there was one, and has the device
-/// make it.
+/// Prepares one access, ends the mapping that it would need, if there was one, and makes the device
+/// access it.
 fn attempt(
     device: &mut impl CopyDevice,
     config: &AttemptConfig,
@@ -235,7 +235,7 @@ fn attempt(
         iova,
         mapped,
     };
-    // Each attempt has an IOVA of its own, so that a log tells one from the other.
+    // Each attempt has an IOVA of its own, so that a log distinguishes them.
     let iova = TEST_IOVA + (number << 16);
     let target = match state {
         "unmapped" => hold_physical(device)?,
@@ -292,8 +292,8 @@ fn attempt(
     })
 }
 
-/// Whether a write left the page of `target` alone. No other byte of memory may have changed but
-/// those of a page that the IOVA is mapped to now, which have to be `data`.
+/// Returns whether a write left the page of `target` unchanged. No other byte of memory may have
+/// changed, except in a page that the IOVA is mapped to now, which must hold `data`.
 fn check_write(
     device: &impl CopyDevice,
     target: &Target,
@@ -303,9 +303,9 @@ fn check_write(
     let (mut expected, now) = (earlier, snapshot(device));
     let page = target.page * PAGE..(target.page + 1) * PAGE;
     let is_blocked = expected[page.clone()] == now[page.clone()];
-    // What arrived in it is reported, and no error.
+    // A change of this page is reported, and is no error.
     expected[page.clone()].copy_from_slice(&now[page]);
-    // A write that did not go through the old mapping has to have gone through the new one.
+    // A write that did not go through the old mapping must have gone through the new one.
     if is_remapped && is_blocked {
         expected[OTHER * PAGE..][..COPY].copy_from_slice(data);
     }
@@ -318,13 +318,13 @@ fn check_write(
     }
 }
 
-/// Whether any word of `got` is the word of `secret` at the same offset.
+/// Returns whether any word of `got` is the word of `secret` at the same offset.
 fn shares_words(got: &[u8; COPY], secret: &[u8; COPY]) -> bool {
     let words = got.chunks(8).zip(secret.chunks(8));
     words.into_iter().any(|(got, secret)| got == secret)
 }
 
-/// Copies both ways through a mapping, so that whatever remembers translations has it.
+/// Copies in both directions through a mapping, so that caches of translations hold it.
 fn use_mapping(
     device: &mut impl CopyDevice,
     iova: u64,
@@ -345,8 +345,8 @@ fn use_mapping(
     Ok(())
 }
 
-/// Finds a page of memory whose physical address the device can name and no mapping here has as
-/// IOVA, and holds it there by a mapping at another IOVA.
+/// Finds a page of memory whose physical address the device supports and that no mapping here has
+/// as IOVA, and keeps it in place by a mapping at another IOVA.
 fn hold_physical(device: &mut impl CopyDevice) -> Result<Target, String> {
     let last = device.last_address();
     for page in CANDIDATES {

@@ -1,5 +1,5 @@
-//! The mappings that a program has made, and what memory has to contain: what a run of pieces is
-//! held against.
+//! Model of a run of pieces: the mappings that a program has made, and the content that memory must
+//! have.
 
 use std::collections::BTreeMap;
 
@@ -10,20 +10,20 @@ use super::PAGE;
 pub struct Piece {
     /// First page of its IOVAs, from the start of the window.
     pub first: usize,
-    /// Pages.
+    /// Number of pages.
     pub pages: usize,
     /// First page of its memory.
     pub memory: usize,
 }
 
 impl Piece {
-    /// First page behind it.
+    /// Returns the first page behind it.
     pub fn end(&self) -> usize {
         self.first + self.pages
     }
 
-    /// Whether `next` goes on where this ends, in IOVAs and in memory: something below may have
-    /// joined them.
+    /// Returns whether `next` continues this mapping, in IOVAs and in memory: a layer below may
+    /// have joined them.
     pub fn continues_in(&self, next: &Self) -> bool {
         self.end() == next.first && self.memory + self.pages == next.memory
     }
@@ -38,7 +38,7 @@ pub struct Model {
 }
 
 impl Model {
-    /// A window without mappings, and memory of zeroes.
+    /// Creates a window without mappings, and memory of zeroes.
     pub fn new(window_pages: usize, memory_pages: usize) -> Self {
         Self {
             pieces: BTreeMap::new(),
@@ -47,41 +47,41 @@ impl Model {
         }
     }
 
-    /// Number of mappings.
+    /// Returns the number of mappings.
     pub fn len(&self) -> usize {
         self.pieces.len()
     }
 
-    /// Mapping of this rank in the order of IOVAs.
+    /// Returns the mapping of this rank in the order of IOVAs.
     pub fn nth(&self, rank: usize) -> Option<Piece> {
         self.pieces.values().nth(rank).copied()
     }
 
-    /// Whether these pages lie in the window, and no mapping has any of them.
+    /// Returns whether these pages are in the window, and in no mapping.
     pub fn is_free(&self, first: usize, pages: usize) -> bool {
         let end = first + pages;
         let last = self.pieces.range(..end).next_back();
         end <= self.window_pages && last.is_none_or(|(_, piece)| piece.end() <= first)
     }
 
-    /// Whether these pages are memory.
+    /// Returns whether these pages are memory.
     pub fn has_memory(&self, first: usize, pages: usize) -> bool {
         (first + pages) * PAGE <= self.memory.len()
     }
 
-    /// Enters a mapping.
+    /// Adds a mapping.
     pub fn insert(&mut self, piece: Piece) {
         debug_assert!(self.is_free(piece.first, piece.pages), "{piece:?}");
         self.pieces.insert(piece.first, piece);
     }
 
-    /// Takes a mapping out.
+    /// Removes a mapping.
     pub fn remove(&mut self, piece: Piece) {
         self.pieces.remove(&piece.first);
     }
 
-    /// Mappings before and behind `piece`, which is taken out, that continued into it, or it into
-    /// them.
+    /// Returns the mappings before and behind `piece`, which is removed, that continued into it, or
+    /// it into them.
     pub fn neighbours(&self, piece: Piece) -> impl Iterator<Item = Piece> {
         let before = self.pieces.range(..piece.first).next_back();
         let before = before.filter(|(_, other)| other.continues_in(&piece));
@@ -93,12 +93,12 @@ impl Model {
             .chain(behind.copied())
     }
 
-    /// Memory has `data` at this byte.
+    /// Notes that memory holds `data` at this byte.
     pub fn write(&mut self, at: usize, data: &[u8]) {
         self.memory[at..][..data.len()].copy_from_slice(data);
     }
 
-    /// Content that memory has to have.
+    /// Returns the content that memory must have.
     pub fn memory(&self) -> &[u8] {
         &self.memory
     }

@@ -1,8 +1,8 @@
-//! Mappings of random size, made and ended in random order, each held against what the device can
-//! then reach.
+//! Mappings of random size, made and ended in random order. Each is compared with the accesses that
+//! the device can then make.
 //!
 //! A layer below (a shadow of these mappings, IO page tables with large pages) may join neighbours
-//! whose memory goes on, and then has to cut what it joined when one of them ends. So half of the
+//! whose memory is contiguous, and then has to split them when one of them ends. So half of the
 //! mappings continue another one, and some are halves of 2 MiB, aligned in IOVAs and in memory.
 //!
 //! Cost: a copy of `edu` takes a tenth of a second, and a step two to six of them.
@@ -23,7 +23,7 @@ const MEMORY_PAGES: usize = 1024;
 /// Pages of a large page, and of its half.
 const LARGE: usize = 512;
 const HALF: usize = LARGE / 2;
-/// Largest mapping but for those, pages.
+/// Largest mapping except for those, pages.
 const PIECE_MAX: u64 = 64;
 /// Mappings at a time: a step that would make more ends one instead.
 const PIECES_MAX: usize = 64;
@@ -31,7 +31,7 @@ const PIECES_MAX: usize = 64;
 /// Options of [`run`].
 #[derive(Clone, Copy, Debug)]
 pub struct PiecesConfig {
-    /// Steps: a mapping is made, or ended, in each.
+    /// Number of steps: a mapping is made, or ended, in each.
     pub count: u64,
     /// Seed of sizes and order.
     pub seed: u64,
@@ -46,11 +46,11 @@ pub struct PiecesReport {
     pub maps: u64,
     /// Mappings ended.
     pub unmaps: u64,
-    /// Ends of a mapping that another one continued, or that continued another one.
+    /// Ends of mappings that another one continued, or that continued another one.
     pub cuts: u64,
     /// Copies through mappings, each compared.
     pub copies: u64,
-    /// Writes to what had been unmapped just before.
+    /// Writes to memory that had been unmapped just before.
     pub rogues: u64,
     /// Those of them that arrived.
     pub arrived: u64,
@@ -59,8 +59,8 @@ pub struct PiecesReport {
 /// Makes and ends mappings, after [`prove`](super::prove).
 ///
 /// # Errors
-/// DMA that is mapped did not arrive, memory is not as it has to be, or the device's or system's
-/// own. A write to what was unmapped that arrived is in the report, and ends the run.
+/// A mapped DMA access did not arrive, memory has wrong content, or the device's or system's own. A
+/// write to unmapped memory that arrived is in the report, and ends the run.
 pub fn run(device: &mut impl CopyDevice, config: &PiecesConfig) -> Result<PiecesReport, String> {
     let base = device.large_at();
     let model = Model::new(WINDOW_PAGES, MEMORY_PAGES);
@@ -91,7 +91,7 @@ struct Run<'a, D> {
     device: &'a mut D,
     random: Random,
     wait: Duration,
-    /// Of the next copy's content.
+    /// Number of the next copy's content.
     number: u64,
     /// First byte of the memory that is mapped.
     base: usize,
@@ -126,7 +126,7 @@ impl<D: CopyDevice> Run<'_, D> {
         }
     }
 
-    /// Maps a piece, if there is room where it is to be; behind another one in half of the cases.
+    /// Maps a piece, if there is room at its place; behind another one in half of the cases.
     fn map_piece(&mut self) -> Result<bool, String> {
         let pages = 1 + self.below(PIECE_MAX as usize);
         let continued = match self.below(2) {
@@ -193,8 +193,8 @@ impl<D: CopyDevice> Run<'_, D> {
         Ok(())
     }
 
-    /// Ends a mapping. The device no longer reaches what it mapped, and still reaches what lies
-    /// beside it.
+    /// Ends a mapping. The device must no longer reach its memory, and must still reach its
+    /// neighbours.
     fn end(&mut self, piece: Piece) -> Result<(), String> {
         let offset = self.offset_in(piece);
         let data = self.next_content();
@@ -218,7 +218,7 @@ impl<D: CopyDevice> Run<'_, D> {
         Ok(())
     }
 
-    /// Copies one way through a mapping, and compares.
+    /// Copies in one direction through a mapping, and compares.
     fn copy_through(&mut self, piece: Piece) -> Result<(), String> {
         let offset = self.offset_in(piece);
         let at = piece.memory * PAGE + offset;
@@ -245,8 +245,8 @@ impl<D: CopyDevice> Run<'_, D> {
         Ok(())
     }
 
-    /// Offset of a copy in a mapping: across the border of two pages in half of the cases where
-    /// there are two.
+    /// Returns the offset of a copy in a mapping: across the border of two pages in half of the
+    /// cases in which there are two.
     fn offset_in(&mut self, piece: Piece) -> usize {
         if piece.pages > 1 && self.below(2) == 0 {
             let page = 1 + self.below(piece.pages - 1);
@@ -261,7 +261,7 @@ impl<D: CopyDevice> Run<'_, D> {
         content(self.number)
     }
 
-    /// Compares all memory that was mapped: a copy that went elsewhere shows here.
+    /// Compares all memory that was mapped: a copy to a wrong place is found here.
     fn check_memory(&self) -> Result<(), String> {
         let mut now = vec![0; MEMORY_PAGES * PAGE];
         self.device.read(self.base, &mut now);
@@ -278,7 +278,7 @@ impl<D: CopyDevice> Run<'_, D> {
     }
 }
 
-/// IOVA of a page of the window.
+/// Returns the IOVA of a page of the window.
 fn iova(page: usize) -> u64 {
     WINDOW_IOVA + (page * PAGE) as u64
 }

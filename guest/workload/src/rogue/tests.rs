@@ -11,15 +11,15 @@ enum Flaw {
     Bypass,
     /// A mapping allows both directions.
     NoRights,
-    /// An ended mapping stays until so much time has passed, in milliseconds.
+    /// An ended mapping stays until this time has passed, in milliseconds.
     Stale(u64),
-    /// The last page of an ended mapping of several stays.
+    /// The last page of an ended mapping of several stays mapped.
     KeepsLast,
-    /// With a mapping the last page of one before it goes, if it continues that one.
+    /// A mapping removes the last page of one before it, if it continues that one.
     TakesBefore,
-    /// With a mapping the first page of one behind it goes, if that one continues it.
+    /// A mapping removes the first page of one behind it, if that one continues it.
     TakesBehind,
-    /// The 33rd page and later ones of a mapping go to memory one page too far.
+    /// The 33rd page and later ones of a mapping are one page off in memory.
     Shifted,
     /// A mapping at an IOVA that was mapped before keeps the old memory.
     KeepsOld,
@@ -28,14 +28,14 @@ enum Flaw {
 /// Physical address of this device's memory.
 const PHYSICAL: u64 = 0x0a00_0000;
 
-/// A device as `edu` is, and its IOMMU.
+/// A device like `edu`, and its IOMMU.
 struct Fake {
     flaw: Flaw,
     memory: Vec<u8>,
     buffer: [u8; COPY],
     /// Page of memory and rights, by page of the IOVA.
     pages: BTreeMap<u64, (usize, Access)>,
-    /// The same, and when the mapping ended.
+    /// The same for ended mappings, with the time of the end.
     ended: BTreeMap<u64, (usize, Access, u64)>,
     now_ms: u64,
     last_address: u64,
@@ -54,7 +54,7 @@ impl Fake {
         }
     }
 
-    /// Where a byte of an access goes, if it goes anywhere.
+    /// Returns the byte of memory that a byte of an access reaches, if any.
     fn translate(&self, iova: u64, is_write: bool) -> Option<usize> {
         let (page, offset) = (iova / PAGE as u64, (iova % PAGE as u64) as usize);
         let live = self.pages.get(&page).copied();
@@ -143,7 +143,7 @@ impl CopyDevice for Fake {
     fn load(&mut self, iova: u64) -> Result<(), String> {
         for byte in 0..COPY {
             let from = self.translate(iova + byte as u64, false);
-            // As QEMU does: what is refused reads as zeroes.
+            // As in QEMU: refused bytes read as zeroes.
             self.buffer[byte] = from.map_or(0, |at| self.memory[at]);
         }
         self.now_ms += 100;
@@ -165,7 +165,7 @@ impl CopyDevice for Fake {
     }
 }
 
-/// Attempts of a device with this flaw that arrived: `state/access`.
+/// Returns the attempts of a device with this flaw that arrived: `state/access`.
 fn arrived(flaw: Flaw, config: &AttemptConfig) -> Result<Vec<String>, String> {
     let mut device = Fake::new(flaw);
     prove(&mut device)?;
@@ -248,7 +248,7 @@ fn device_that_does_nothing_or_sees_no_page_is_no_proof() {
     let reason = none.expect_err("no page is low enough");
     assert!(reason.contains("--mask-bits"), "{reason}");
 
-    /// It says that it has copied.
+    /// A device that only reports that it has copied.
     struct Idle(Fake);
     impl CopyDevice for Idle {
         fn large_at(&self) -> usize {
@@ -284,7 +284,7 @@ fn device_that_does_nothing_or_sees_no_page_is_no_proof() {
     assert!(reason.contains("no proof"), "{reason}");
 }
 
-/// A run of pieces over a device with this flaw.
+/// Runs pieces over a device with this flaw.
 fn run_pieces(flaw: Flaw, seed: u64, wait: u64) -> Result<pieces::PiecesReport, String> {
     let mut device = Fake::new(flaw);
     prove(&mut device)?;
@@ -295,7 +295,7 @@ fn run_pieces(flaw: Flaw, seed: u64, wait: u64) -> Result<pieces::PiecesReport, 
     };
     let report = pieces::run(&mut device, &config)?;
     let left = device.pages.len();
-    // The bounce page stays.
+    // The bounce page stays mapped.
     assert!(report.arrived > 0 || left == 1, "{left} pages are left");
     Ok(report)
 }

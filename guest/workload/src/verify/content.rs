@@ -1,20 +1,20 @@
-//! What a page must hold: the model, which knows no memory, no device and no time.
+//! Model of a page's content. It accesses neither memory nor a device, and has no time.
 //!
-//! Content is a value that says how every byte comes about, so that it can move from page to block
-//! and from block to page as the bytes do, and be computed at any time. It begins as something that
-//! says where and when it was made (a [`Stamp`]), and part of it may have been overwritten since (a
+//! Content is a value that describes how every byte comes about, so that it can be copied from page
+//! to block and from block to page as the bytes are, and be computed at any time. Its base says
+//! where and when it was made (a [`Stamp`]), and part of it may have been overwritten since (a
 //! [`Patch`]):
 //!
 //! | base | bytes |
 //! |---|---|
-//! | unknown | any: a block that nobody has written, or that was discarded |
+//! | unknown | any: a block that was never written, or that was discarded |
 //! | zero | zeros |
 //! | sealed | [`crate::block`]: number, generation, seed, checksum |
-//! | words | one word of 64 bits repeated, which says place and generation: what `memset` and REP leave |
+//! | words | one word of 64 bits repeated, computed from place and generation: the result of `memset` and REP |
 //! | bytes | one byte repeated, which follows from them |
 //!
-//! A [`Record`] is what is kept of a page or block: its content, and enough of its past to tell
-//! what is wrong.
+//! A [`Record`] is stored for each page and block: its content, and enough of its past to describe
+//! an error.
 
 use std::fmt;
 use std::num::NonZeroU16;
@@ -24,12 +24,12 @@ use crate::block;
 use crate::memory::PAGE;
 use crate::pattern::{self, Random};
 
-/// A page of memory or a block of the disk, over all threads.
+/// A page of memory or a block of the disk, numbered over all threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Place(u32);
 
 impl Place {
-    /// Pages, and blocks, are below this.
+    /// Bound of the numbers of pages, and of blocks.
     pub const LIMIT: u32 = 1 << 31;
 
     pub fn page(number: u32) -> Self {
@@ -52,7 +52,7 @@ impl fmt::Display for Place {
     }
 }
 
-/// Where content was made first, and how many times that place had content made for it then.
+/// Place where content was first made, and the number of contents made for that place until then.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Stamp {
     pub origin: Place,
@@ -60,12 +60,12 @@ pub(super) struct Stamp {
 }
 
 impl Stamp {
-    /// The word that is repeated.
+    /// Returns the word that is repeated.
     pub fn word(self, seed: u64) -> u64 {
         (u64::from(self.origin.0) << 32 | u64::from(self.generation)) ^ key(seed)
     }
 
-    /// The byte that is repeated; not zero.
+    /// Returns the byte that is repeated; not zero.
     pub fn byte(self, seed: u64) -> u8 {
         Random::new(self.word(seed)).next() as u8 | 1
     }
@@ -89,7 +89,7 @@ impl fmt::Display for Stamp {
     }
 }
 
-/// What a whole page was made.
+/// Base content of a whole page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Base {
     Unknown,
@@ -116,13 +116,13 @@ impl fmt::Display for Base {
 pub(super) struct Patch {
     pub start: u16,
     pub len: NonZeroU16,
-    /// Unique in a run: what the bytes follow from.
+    /// Serial number, unique in a run; the bytes follow from it.
     pub serial: u32,
 }
 
 impl Patch {
-    /// Overwrites `start..end` of a page that may have a patch; the range grows until it covers
-    /// that.
+    /// Returns a patch that overwrites `start..end` of a page that may have a patch already; the
+    /// range grows until it covers that one.
     ///
     /// # Panics
     /// If there is no such range in a page.
@@ -151,21 +151,21 @@ impl Patch {
         usize::from(self.start) + usize::from(self.len.get())
     }
 
-    /// Writes its bytes into `out`, which is as long as it is.
+    /// Writes its bytes into `out`, which has its length.
     pub fn render(self, seed: u64, out: &mut [u8]) {
         let seed = seed ^ u64::from(self.serial).rotate_left(32) ^ u64::from(self.start);
         pattern::fill(seed, 0, out);
     }
 }
 
-/// What a page holds.
+/// Content of a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Content {
     pub base: Base,
     pub patch: Option<Patch>,
 }
 
-/// A guest of 256 MiB keeps some 70,000 of them.
+/// A guest of 256 MiB stores some 70,000 of them.
 const _: () = assert!(size_of::<Content>() == 20);
 
 impl Content {
@@ -183,7 +183,7 @@ impl Content {
     /// Writes the page into `out`.
     ///
     /// # Panics
-    /// If nobody knows the content.
+    /// If the content is unknown.
     pub fn render(self, seed: u64, out: &mut [u8]) {
         match self.base {
             Base::Unknown => panic!("unknown content is not looked at"),
@@ -218,18 +218,18 @@ impl fmt::Display for Content {
     }
 }
 
-/// What bytes that are not as wanted say of themselves.
+/// Identification of bytes that differ from the wanted ones, by their own content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Found {
-    /// All of it is this.
+    /// All of it is this base.
     Whole(Base),
-    /// It begins as this, and its checksum is wrong: patched, torn, or damaged.
+    /// It begins as this base, and its checksum is wrong: patched, torn, or damaged.
     Begins(Base),
     /// One byte repeated.
     Byte(u8),
     /// A page of a run with another seed.
     OtherRun(u64),
-    /// Nothing.
+    /// None of these.
     Nothing,
 }
 
@@ -285,28 +285,28 @@ impl fmt::Display for Found {
     }
 }
 
-/// One thing that was done to a page: it has had other content since.
+/// One change of a page's content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Change {
-    /// Number of the operation, over all of its thread.
+    /// Number of the operation, among all of its thread.
     operation: u32,
-    /// [`fingerprint`] of the base it had before.
+    /// [`fingerprint`] of the base before it.
     before: u32,
     kind: Kind,
 }
 
-/// Changes that are remembered.
+/// Number of changes that are stored.
 const PAST: usize = 3;
 
-/// What is kept of a page or block.
+/// State that is stored for a page or block.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Record {
     content: Content,
-    /// How often content was made for this place.
+    /// Number of contents made for this place.
     generation: u32,
     /// Number of the operation that last found it right.
     seen: u32,
-    /// The last first.
+    /// Its changes, the latest first.
     past: [Option<Change>; PAST],
 }
 
@@ -327,14 +327,14 @@ impl Record {
         self.content
     }
 
-    /// A new stamp of this place.
+    /// Returns a new stamp of this place.
     pub fn stamp(&mut self, origin: Place) -> Stamp {
         self.generation += 1;
         let generation = self.generation;
         Stamp { origin, generation }
     }
 
-    /// From now on it has `content`, by an operation of this number and kind.
+    /// Sets its content, by an operation of this number and kind.
     pub fn put(&mut self, content: Content, operation: u32, kind: Kind) {
         let before = fingerprint(self.content.base);
         self.past.rotate_right(1);
@@ -346,12 +346,12 @@ impl Record {
         self.content = content;
     }
 
-    /// An operation of this number has found it right.
+    /// Notes that an operation of this number has found it right.
     pub fn saw(&mut self, operation: u32) {
         self.seen = operation;
     }
 
-    /// What is between wanted content of a place with this record and what was found there.
+    /// Describes how the content found at a place with this record relates to the wanted one.
     pub fn relation(&self, place: Place, found: Found) -> String {
         let Some(base) = found.base() else {
             return "damaged".into();
@@ -372,7 +372,7 @@ impl Record {
         }
     }
 
-    /// What was done to it, the last first.
+    /// Describes its changes, the latest first.
     pub fn past(&self) -> String {
         let mut text = String::new();
         for change in self.past.iter().flatten() {
@@ -387,7 +387,7 @@ impl Record {
     }
 }
 
-/// Tells bases apart that one place has had; two in 2³² are alike.
+/// Distinguishes bases that one place has had; two are alike with probability 2⁻³².
 fn fingerprint(base: Base) -> u32 {
     let (kind, stamp) = match base {
         Base::Unknown => (0, None),
@@ -400,17 +400,17 @@ fn fingerprint(base: Base) -> u32 {
     Random::new(word.wrapping_add(kind)).next() as u32
 }
 
-/// A page that is not as it must be.
+/// Difference of a page from its wanted content.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Wrong {
-    /// The first byte that differs: its index, what it should be, what it is.
+    /// First byte that differs: its index, the wanted value, the value found.
     pub first: (usize, u8, u8),
     pub last: usize,
     pub bytes: usize,
 }
 
 impl Wrong {
-    /// `None` if `found` is as wanted. Both begin at byte `start` of the page.
+    /// Compares a part of a page that begins at byte `start`; `None` if `found` is as wanted.
     ///
     /// # Panics
     /// If one is longer than the other.

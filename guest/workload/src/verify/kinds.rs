@@ -1,4 +1,4 @@
-//! What is done to pages and blocks, and how much of what in each phase.
+//! Operations on pages and blocks, and their frequencies in each phase.
 
 /// A kind of operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,7 +51,7 @@ pub enum Kind {
     Sync,
     /// Blocks are discarded.
     Discard,
-    /// Blocks are zeroed by the device (what `BLKZEROOUT` does too), and keep or lose their room.
+    /// Blocks are zeroed by the device (as by `BLKZEROOUT`), and stay allocated or not.
     ZeroOut,
     /// The page cache is to forget blocks.
     Forget,
@@ -124,12 +124,12 @@ impl Kind {
     }
 }
 
-/// What a thread mostly does for a while.
+/// Phase of a thread: the operations that prevail for a while.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
-    /// Pages and blocks come to hold something, in order.
+    /// Pages and blocks are filled, in order.
     Fill,
-    /// Everything is done everywhere, in small pieces.
+    /// All operations on all pages and blocks, in small pieces.
     Fragment,
     /// Pages and blocks are emptied.
     Clear,
@@ -149,8 +149,9 @@ impl Phase {
         }
     }
 
-    /// Operations of a thread in it. Few, so that in a slow machine too the phases take turns;
-    /// between two of them a thousand pages are emptied, and about as many filled.
+    /// Returns the number of a thread's operations in it. It is small, so that the phases take
+    /// turns in a slow machine too; from one phase to the next a thousand pages are emptied, and
+    /// about as many filled.
     pub(super) fn length(self) -> u32 {
         match self {
             Self::Fill | Self::Clear => 128,
@@ -158,7 +159,7 @@ impl Phase {
         }
     }
 
-    /// What is done in it, each so often.
+    /// Returns the operations done in it, each with its relative frequency.
     pub(super) fn kinds(self) -> &'static [(Kind, u64)] {
         match self {
             Self::Fill => &[
@@ -215,28 +216,28 @@ impl Phase {
     }
 }
 
-/// How often each kind was done.
+/// Counts of all kinds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Counts([Count; Kind::ALL.len()]);
 
-/// How often one kind was done.
+/// Count of one kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Count {
     /// Operations.
     pub operations: u64,
-    /// Pages and blocks that they concerned.
+    /// Pages and blocks that they accessed.
     pub pages: u64,
 }
 
 impl Counts {
-    /// One more, over so many pages.
+    /// Counts one operation on `pages` pages.
     pub(super) fn add(&mut self, kind: Kind, pages: usize) {
         let count = &mut self.0[kind as usize];
         count.operations += 1;
         count.pages += pages as u64;
     }
 
-    /// Adds those of another thread.
+    /// Adds the counts of another thread.
     pub(super) fn add_all(&mut self, other: &Self) {
         for (mine, theirs) in self.0.iter_mut().zip(other.0) {
             mine.operations += theirs.operations;
@@ -244,7 +245,7 @@ impl Counts {
         }
     }
 
-    /// Of one kind.
+    /// Returns the count of one kind.
     #[must_use]
     pub fn of(&self, kind: Kind) -> Count {
         self.0[kind as usize]

@@ -1,10 +1,10 @@
-//! A verifying guest: pages of memory and blocks of a disk go through all that a guest does to
-//! them, and every byte is compared with what it must be.
+//! A verifying guest: pages of memory and blocks of a disk go through all operations of a guest,
+//! and every byte is compared with the expected one.
 //!
-//! It is what a host's swapper is judged by, so it cares for what one may get wrong: a page that
-//! comes back as it was before it was last written; another page in its place; a page that a block
-//! was read into, and that changes when the block does; a store of the whole page that loses its
-//! end; zeros where something was, or something where zeros are.
+//! It is a test of a host's swapper, so it looks for a swapper's errors: a page that comes back as
+//! it was before its last write; another page in its place; a page that a block was read into, and
+//! that changes when the block does; a store of the whole page that loses its end; zeros in place
+//! of content, or content in place of zeros.
 //!
 //! ```text
 //!   memory: fill check patch straddle zero set copy give-back remap fork
@@ -13,21 +13,21 @@
 //!   disk: read-twice read-part write-part discard zero-out sync forget drop-caches
 //! ```
 //!
-//! `content` is the model: which bytes a page must hold. `kinds` says what is done, and how much of
-//! what in the phases *fill*, *fragment* and *clear*, which take turns. A `worker` is one thread;
-//! it owns its pages and its blocks, so it always knows what they hold, while the device and the
-//! kernel's page cache see all threads at once. Each does every kind of operation once and fills
-//! its memory, then goes on until the time is over, and then compares everything it owns. The first
-//! wrong byte ends the run.
+//! `content` is the model: the bytes that a page must hold. `kinds` lists the operations, and their
+//! frequencies in the phases *fill*, *fragment* and *clear*, which take turns. A `worker` is one
+//! thread; it owns its pages and its blocks, so it always knows their content, while the device and
+//! the kernel's page cache see all threads at once. Each thread does every kind of operation once
+//! and fills its memory, then goes on until the time is over, and then compares everything it owns.
+//! The first wrong byte ends the run.
 //!
-//! Bounds: 64 bytes are kept of each page and block; of a disk 32,768 blocks are used at most;
-//! beside M MiB and that, a thread has 150 KiB, and one child at a time copies what is written
-//! while it lives, some hundred pages.
+//! Bounds: 64 bytes are stored for each page and block; at most 32,768 blocks of a disk are used;
+//! beside M MiB and that, a thread takes 150 KiB, and one child at a time copies the pages that are
+//! written during its life, some hundred.
 //!
-//! On a file it checks itself: no discard, no dropped caches, and no direct requests of less than a
-//! block, or none at all where the file system has none.
+//! The tests of this module run it on a file: without discard and dropped caches, and with no
+//! direct requests of less than a block, or none at all where the file system has none.
 //!
-//! Left out: whether a disk keeps what it was told to keep across a crash; files; shared memory.
+//! Left out: durability across a crash; files; shared memory.
 
 mod content;
 mod kinds;
@@ -50,57 +50,57 @@ pub use kinds::{Count, Counts, Kind, Phase};
 use shared::Shared;
 use worker::{LEAST, Part, Worker};
 
-/// Blocks of a device that are used at most: 128 MiB, so that what is kept of them stays small and
-/// the last pass short.
+/// Largest number of blocks of a device that are used: 128 MiB, so that their records stay small
+/// and the last pass short.
 pub const BLOCKS_MAX: u64 = 1 << 15;
 
-/// Threads at most.
+/// Largest number of threads.
 pub const THREADS_MAX: u64 = 16;
 
-/// How to run.
+/// Configuration of a run.
 #[derive(Debug, Clone, Copy)]
 pub struct VerifyConfig {
-    /// How long, before the last pass.
+    /// Duration before the last pass.
     pub duration: Duration,
-    /// Memory that is written and compared.
+    /// MiB of memory that are written and compared.
     pub mib: u64,
-    /// What the data and the choices depend on.
+    /// Seed of the data and of all random choices.
     pub seed: u64,
-    /// 1 to [`THREADS_MAX`].
+    /// Number of threads, 1 to [`THREADS_MAX`].
     pub threads: u64,
-    /// Blocks at the beginning that are left alone.
+    /// Number of blocks at the beginning that are not used.
     pub skip: u64,
-    /// Tell of the progress this often.
+    /// Period of the progress reports.
     pub progress: Duration,
 }
 
-/// What is told while it runs.
+/// Event of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event<'a> {
-    /// Something that a reader of the result should know.
+    /// Remark that a reader of the result should know.
     Note(&'a str),
     /// A thread begins a phase.
     Begins {
-        /// Its number.
+        /// Number of the thread.
         thread: u32,
         /// The phase; `None` for the last pass.
         phase: Option<Phase>,
     },
-    /// So far.
+    /// Progress report.
     Progress {
         /// Time since the start.
         at: Duration,
         /// Comparisons.
         operations: u64,
-        /// What the first thread does; `None` for the last pass.
+        /// Phase of the first thread; `None` for the last pass.
         phase: Option<Phase>,
     },
 }
 
-/// Hears of events, from any thread.
+/// Receiver of events; it may be called in any thread.
 pub type Listener<'a> = dyn Fn(Event<'_>) + Sync + 'a;
 
-/// What was done, and found right.
+/// Counts of a run that found everything right.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VerifyReport {
     /// Comparisons of a page or block, or part of one.
@@ -111,15 +111,15 @@ pub struct VerifyReport {
     pub blocks: u64,
     /// Operations by kind.
     pub counts: Counts,
-    /// All of it, the last pass included.
+    /// Duration of the run, the last pass included.
     pub elapsed: Duration,
 }
 
 /// Runs on a device or file, and destroys its content.
 ///
 /// # Errors
-/// The first wrong byte: what, where, wanted, found, and what was done to the page. Or what the
-/// system said, or why this cannot be run here.
+/// The first wrong byte: its place, the wanted and the found content, and the operations on the
+/// page; or the system's error, or the reason why the run is not possible here.
 pub fn run(
     path: &Path,
     config: &VerifyConfig,
@@ -165,7 +165,7 @@ pub fn run(
     })
 }
 
-/// What `mib` MiB need is available.
+/// Checks that the memory which `mib` MiB need is available.
 fn enough_memory(mib: u64) -> Result<(), String> {
     let Ok(text) = fs::read_to_string("/proc/meminfo") else {
         return Ok(());
@@ -183,7 +183,7 @@ fn enough_memory(mib: u64) -> Result<(), String> {
     }
 }
 
-/// Gives each thread as much as the others.
+/// Divides pages and blocks evenly among the threads.
 fn divide(pages: u64, blocks: u64, config: &VerifyConfig) -> Result<Vec<Part>, String> {
     let (threads, skip) = (config.threads, config.skip);
     let left = blocks.saturating_sub(skip);
@@ -222,14 +222,14 @@ struct Run<'a> {
     start: Instant,
     duration: Duration,
     listener: &'a Listener<'a>,
-    /// Index of the first thread's phase; behind them the last pass.
+    /// Index of the first thread's phase; the value after the last phase is the last pass.
     phase: AtomicU8,
     first_wrong: Mutex<Option<String>>,
     counts: Mutex<Counts>,
 }
 
 impl Run<'_> {
-    /// All threads, to their ends.
+    /// Runs all threads to their ends.
     fn all(&self, parts: &[Part], every: Duration) {
         let ended = Ended::default();
         thread::scope(|scope| {
@@ -242,13 +242,14 @@ impl Run<'_> {
                 while !ended.wait(every) {
                     (self.listener)(Event::Progress {
                         at: self.start.elapsed(),
-                        // Relaxed, both: numbers for a reader.
+                        // Relaxed, both: the numbers are only reported.
                         operations: self.shared.operations.load(Ordering::Relaxed),
                         phase: phase_at(self.phase.load(Ordering::Relaxed)),
                     });
                 }
             });
-            // All are joined before any panic goes on, or the progress would never end.
+            // All are joined before any panic is passed on, or the progress reports would never
+            // end.
             let outcomes: Vec<_> = threads.into_iter().map(|thread| thread.join()).collect();
             ended.set();
             if let Some(panic) = outcomes.into_iter().find_map(Result::err) {
@@ -257,7 +258,7 @@ impl Run<'_> {
         });
     }
 
-    /// One thread.
+    /// Runs one thread.
     fn one(&self, part: Part) {
         let outcome = Worker::new(self.shared, part).and_then(|mut worker| {
             let outcome = self.steps(&mut worker, part.thread);
@@ -266,7 +267,7 @@ impl Run<'_> {
             outcome
         });
         if let Err(wrong) = outcome {
-            // Relaxed: the others may end a little later.
+            // Relaxed: the other threads may end a little later.
             self.shared.stop.store(true, Ordering::Relaxed);
             let mut first = self.first_wrong.lock().expect("setting cannot panic");
             first.get_or_insert(wrong);
@@ -362,7 +363,7 @@ mod tests {
         assert_eq!(content.len() as u64, BLOCKS * BLOCK as u64);
     }
 
-    /// Each kind was done that a file has.
+    /// Checks that each kind was done that a file supports.
     fn assert_all_done(report: &VerifyReport) {
         for kind in Kind::ALL {
             let is_files = !matches!(kind, Kind::Discard | Kind::DropCaches);
@@ -426,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn what_changes_before_the_last_pass_is_noticed_by_it() {
+    fn corruption_before_the_last_pass_is_detected_by_it() {
         let image = Image::new("late");
         let file = File::options().write(true).open(&image.0).unwrap();
         let mut config = config(Duration::ZERO);
@@ -445,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused_with_what_helps() {
+    fn bad_config_or_short_memory_is_refused_with_advice() {
         let image = Image::new("refused");
         let refused = |change: &dyn Fn(&mut VerifyConfig)| {
             let mut config = config(Duration::ZERO);
@@ -457,7 +458,7 @@ mod tests {
             refused(&|config| config.skip = 2000).contains("a larger disk, or fewer --threads")
         );
         assert!(refused(&|config| config.skip = u64::MAX / 2).contains("0 blocks after"));
-        // Asked alone: a run that did not ask would take all the memory of this machine.
+        // Called directly: a run that did not check would take all the memory of this machine.
         assert!(
             enough_memory(1 << 30)
                 .unwrap_err()

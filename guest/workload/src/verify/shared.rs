@@ -1,5 +1,5 @@
-//! What all threads of a run have: the device, both ways to it, and what must not happen at the
-//! same time.
+//! State shared by all threads of a run: the device, opened both ways, and the locks of operations
+//! that must not overlap.
 
 use std::fs::{self, File};
 use std::io;
@@ -11,12 +11,12 @@ use std::sync::{Mutex, RwLock};
 use crate::BLOCK;
 use crate::device::{self, Trim};
 
-/// How a request reaches the device.
+/// Path of a request to the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Way {
     /// Through the page cache.
     Cached,
-    /// Without it.
+    /// Direct I/O.
     Direct,
 }
 
@@ -32,7 +32,7 @@ impl Way {
 pub(super) struct Shared {
     pub seed: u64,
     cached: File,
-    /// `None` where the file system has none.
+    /// Descriptor for direct I/O; `None` where the file system has none.
     direct: Option<File>,
     /// The smallest direct request, in bytes.
     pub sector: usize,
@@ -40,15 +40,15 @@ pub(super) struct Shared {
     can_discard: AtomicBool,
     can_zero: AtomicBool,
     can_unmap: AtomicBool,
-    /// Held by whoever has a child: one at a time, so that copies on write need memory for one
-    /// only.
+    /// Held by the thread that has a child: one at a time, so that copies on write need memory for
+    /// one only.
     pub children: Mutex<()>,
     /// Held by direct requests; fork(2) excludes them, since open(2) forbids both at once on
     /// private memory.
     pub direct_requests: RwLock<()>,
     /// Comparisons so far, of all threads.
     pub operations: AtomicU64,
-    /// Threads end as soon as they see it.
+    /// Set when all threads are to end.
     pub stop: AtomicBool,
 }
 
@@ -80,14 +80,14 @@ impl Shared {
         })
     }
 
-    /// The same file, as if its file system had no direct I/O.
+    /// Opens the same file as if its file system had no direct I/O.
     #[cfg(test)]
     pub fn without_direct(&self) -> Self {
         let cached = self.cached.try_clone().expect("another descriptor");
         Self::of(cached, None, self.seed).expect("as before")
     }
 
-    /// Whole blocks there are.
+    /// Returns the number of whole blocks.
     pub fn blocks(&self) -> io::Result<u64> {
         device::blocks(&self.cached)
     }
@@ -97,17 +97,17 @@ impl Shared {
     }
 
     pub fn is_stopped(&self) -> bool {
-        // Relaxed: what was found wrong is said under a lock.
+        // Relaxed: the error itself is reported under a lock.
         self.stop.load(Ordering::Relaxed)
     }
 
-    /// Reads from a byte on.
+    /// Reads from byte `at` on.
     pub fn read(&self, way: Way, at: u64, data: &mut [u8]) -> Result<(), String> {
         self.by(way, |file| file.read_exact_at(data, at))
             .map_err(|error| failed("read", way, at, &error))
     }
 
-    /// Writes from a byte on.
+    /// Writes from byte `at` on.
     pub fn write(&self, way: Way, at: u64, data: &[u8]) -> Result<(), String> {
         self.by(way, |file| file.write_all_at(data, at))
             .map_err(|error| failed("write", way, at, &error))
@@ -132,36 +132,36 @@ impl Shared {
             .map_err(|error| format!("flush: {error}"))
     }
 
-    /// Writes what is not on the device yet, and has the page cache forget blocks.
+    /// Writes back dirty pages, and drops the page cache's copies of these blocks.
     pub fn forget(&self, number: u64, count: u64) -> Result<(), String> {
         self.sync()?;
         device::forget(&self.cached, number, count)
             .map_err(|error| format!("advice to forget block {number}: {error}"))
     }
 
-    /// Has the kernel forget all it has cached. False where that is not asked for: a file's run is
-    /// no guest's.
+    /// Drops all of the kernel's caches. Returns false where that is not asked for: a run on a file
+    /// is not in a guest.
     pub fn drop_caches(&self) -> Result<bool, String> {
         if !self.is_device {
             return Ok(false);
         }
         self.sync()?;
         let path = "/proc/sys/vm/drop_caches";
-        // 4: without a line in the kernel's log from then on.
+        // 4: no line in the kernel's log from then on.
         for word in ["4", "1"] {
             fs::write(path, word).map_err(|error| format!("{path}: {error}: run this as root"))?;
         }
         Ok(true)
     }
 
-    /// Gives blocks up. False where the device cannot.
+    /// Deallocates blocks. Returns false if the device cannot.
     pub fn trim(&self, number: u64, count: u64, how: Trim) -> Result<bool, String> {
         let can = match how {
             Trim::Discard => &self.can_discard,
             Trim::Zero => &self.can_zero,
             Trim::ZeroAndUnmap => &self.can_unmap,
         };
-        // Relaxed: whether the device can orders nothing.
+        // Relaxed: the flag orders nothing.
         if !can.load(Ordering::Relaxed) {
             return Ok(false);
         }

@@ -1,7 +1,7 @@
 //! The other end of an assigned network card's cable: a UDP socket on this machine's loopback
-//! address that sends back what it gets.
+//! address that sends each datagram back.
 //!
-//! QEMU's own network passes datagrams to its gateway on to that address.
+//! QEMU's own network passes datagrams for its gateway on to that address.
 
 use std::io;
 use std::net::{Ipv4Addr, UdpSocket};
@@ -12,10 +12,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-/// Longest time between the request to stop and its being seen.
+/// Longest time between the request to stop and its effect.
 const STEP: Duration = Duration::from_millis(50);
 
-/// A peer that answers each datagram with itself, until it is dropped.
+/// A peer that echoes each datagram, until it is dropped.
 #[derive(Debug)]
 pub struct EchoPeer {
     port: u16,
@@ -53,12 +53,12 @@ impl EchoPeer {
         })
     }
 
-    /// Its port.
+    /// Returns its port.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// Number of datagrams sent back.
+    /// Returns the number of datagrams sent back.
     pub fn answered(&self) -> u64 {
         self.shared.answered.load(Ordering::Relaxed)
     }
@@ -68,7 +68,7 @@ impl Drop for EchoPeer {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
-            // It has nothing to say but that it panicked, which it has said.
+            // The thread's only error is a panic, which has been printed.
             let _ = thread.join();
         }
     }
@@ -80,14 +80,14 @@ fn answer(socket: &UdpSocket, shared: &Shared) {
     while !shared.stop.load(Ordering::Relaxed) {
         match socket.recv_from(&mut buffer) {
             Ok((len, from)) => {
-                // Counted before it leaves: its sender may ask for the count as soon as it is
-                // there. One that is lost is sent again by its sender, who sees that it was.
+                // Counted before it is sent: the client may ask for the count as soon as it has the
+                // answer. If one is lost, the client sees that and sends again.
                 shared.answered.fetch_add(1, Ordering::Relaxed);
                 if socket.send_to(&buffer[..len], from).is_err() {
                     shared.answered.fetch_sub(1, Ordering::Relaxed);
                 }
             }
-            // Nothing came; or an answer found its sender gone, which is said to this socket's next
+            // A timeout; or an answer's receiver has gone, which is reported to this socket's next
             // call.
             Err(error) => debug_assert!(
                 matches!(

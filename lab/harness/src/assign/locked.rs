@@ -5,8 +5,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use lab::Lab;
 
-/// Samples `VmLck` of the program whose name is `$0`, ten times a second, from its start to its
-/// end. A program that has ended, and is waited for, has no such line.
+/// Script that samples `VmLck` of the program whose name is `$0`, ten times a second, from its
+/// start to its end. A program that has ended, and is not yet waited for, has no such line.
 const SCRIPT: &str = r#"
 until pid=$(pidof "$0"); do sleep 0.1; done
 while :; do
@@ -20,18 +20,18 @@ while :; do
 done
 "#;
 
-/// Time within which the shell ends when it is asked to.
+/// Time limit for the shell to end when it is asked to.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// Locked memory of a program over time. What VFIO's type 1 pins for a device is in it, by mapping:
-/// a page that is mapped twice counts twice.
+/// Locked memory of a program over time. It includes the pages that VFIO's type 1 pins for a
+/// device, by mapping: a page that is mapped twice counts twice.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LockedMemory {
     samples: Vec<u64>,
 }
 
 impl LockedMemory {
-    /// Reads the lines of the script.
+    /// Parses the lines of the script.
     fn parse(text: &str) -> Result<Self> {
         let samples = text.lines().map(|line| {
             let number = line.trim().parse();
@@ -41,25 +41,25 @@ impl LockedMemory {
         Ok(Self { samples })
     }
 
-    /// Samples, KiB, a tenth of a second apart at least. None of a program that had ended before it
-    /// was seen.
+    /// Returns the samples, KiB, a tenth of a second apart at least. There are none if the program
+    /// had ended before it was found.
     pub fn samples(&self) -> &[u64] {
         &self.samples
     }
 
-    /// Most of them, KiB.
+    /// Returns the largest sample, KiB.
     pub fn max(&self) -> u64 {
         self.samples.iter().copied().max().unwrap_or(0)
     }
 
-    /// Least of them from the first one on that is not 0, KiB: what a running device holds at all
-    /// times. 0 if there was none.
+    /// Returns the smallest sample from the first one on that is not 0, KiB: the memory that a
+    /// running device holds at all times. 0 if there was none.
     pub fn min(&self) -> u64 {
         let held = self.samples.iter().copied().skip_while(|kib| *kib == 0);
         held.min().unwrap_or(0)
     }
 
-    /// The last one, KiB.
+    /// Returns the last sample, KiB.
     pub fn last(&self) -> u64 {
         self.samples.last().copied().unwrap_or(0)
     }
@@ -78,12 +78,12 @@ impl<'a> LockedWatch<'a> {
         })
     }
 
-    /// Ends it. The program has ended by then.
+    /// Ends the sampling. The program has ended by then.
     ///
     /// # Errors
     /// The lab has died.
     pub fn finish(self) -> Result<LockedMemory> {
-        // It looks for a program that was never seen for as long as it runs.
+        // The shell searches for a program that was never found for as long as it runs.
         self.shell.signal(libc::SIGTERM)?;
         let out = self.shell.wait(LIMIT, |_, _| {})?;
         let is_asked = out.status == 128 + libc::SIGTERM as u8;

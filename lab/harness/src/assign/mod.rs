@@ -1,25 +1,25 @@
 //! The lab with devices to assign: an NVMe controller, a network card and `edu`, behind the
 //! emulated host's own IOMMU.
 //!
-//! [`AssignLab`] starts it, binds devices to VFIO and runs one guest with some of them. What is
-//! seen of a run from outside is what assignment has to answer for:
+//! [`AssignLab`] starts it, binds devices to VFIO and runs one guest with some of them. The checks
+//! of assignment use observations from outside the guest:
 //!
-//! * [`LockedMemory`]: how much memory the program had pinned for its devices, sampled by another
-//!   process of the emulated host. Type 1 accounts for it in `VmLck`, by mapping; `VmPin` stays 0
-//!   whatever is pinned.
+//! * [`LockedMemory`]: memory that the program had pinned for its devices, sampled by another
+//!   process of the emulated host. Type 1 accounts for it in `VmLck`, by mapping; `VmPin` always
+//!   stays 0.
 //! * [`FaultLog`]: DMA that the host's IOMMU refused. A guest is not notified of it.
 //! * the guest's console and the exit ledger, in [`Outcome`].
 //!
-//! A [`Session`] is a guest that takes one step after the other, so that the host looks, or does
-//! something, between two of them.
+//! A [`Session`] is a guest that executes one step after the other, so that the host can sample, or
+//! act, between two of them.
 //!
-//! The devices are used by `workload`, in a guest: its commands for disks take any block device,
+//! The devices are used by `workload`, in a guest: its commands for disks accept any block device,
 //! `/dev/nvme0n1` as well; `workload udp-echo` through an assigned card reaches the [`EchoPeer`] of
-//! this process, behind QEMU's own network; `workload dma-rogue` has `edu` try what no mapping
-//! allows. They run in the emulated host likewise, on a device that is not assigned, or is to the
-//! command itself: the kernel's interface is the same.
+//! this process, behind QEMU's own network; `workload dma-rogue` makes `edu` try accesses that no
+//! mapping allows. They run in the emulated host likewise, on a device that is not assigned, or is
+//! assigned to the command itself: the kernel's interface is the same.
 //!
-//! Left out: which of the guest's results are right for which policy. That is a test's to say.
+//! Left out: the correct results for each policy. The tests have them.
 
 mod echo_peer;
 mod locked;
@@ -43,9 +43,9 @@ pub use session::Session;
 /// Bytes of the NVMe controller's namespace.
 pub const NAMESPACE_BYTES: u64 = 64 << 20;
 
-/// Gateway of QEMU's own network. What is sent there reaches this machine's loopback address.
+/// Gateway of QEMU's own network. Datagrams for it reach this machine's loopback address.
 const GATEWAY: &str = "10.0.2.2";
-/// Address that QEMU's own network has for the other end of its cable.
+/// Address of the other end of its cable in QEMU's own network.
 const ADDRESS: &str = "10.0.2.15/24";
 
 /// An emulated host with devices to assign.
@@ -71,7 +71,7 @@ pub struct AssignedRun {
 }
 
 impl AssignLab {
-    /// Starts it. Unmaps of the host's IOMMU take effect at once; more can be said in `config`.
+    /// Starts it. Unmaps of the host's IOMMU take effect at once; further options are in `config`.
     ///
     /// # Errors
     /// The lab does not start, or lacks one of the devices.
@@ -100,12 +100,12 @@ impl AssignLab {
         })
     }
 
-    /// Where guests run.
+    /// Returns the host of the guests.
     pub fn host(&self) -> &Host {
         &self.host
     }
 
-    /// PCI address of a device in the emulated host.
+    /// Returns the PCI address of a device in the emulated host.
     pub fn address(&self, device: Device) -> &str {
         match device {
             Device::Nvme => &self.nvme,
@@ -114,18 +114,18 @@ impl AssignLab {
         }
     }
 
-    /// Other end of the network card's cable.
+    /// Returns the other end of the network card's cable.
     pub fn peer(&self) -> &EchoPeer {
         &self.peer
     }
 
-    /// File that has the content of the NVMe controller's namespace, complete when the lab has
-    /// ended.
+    /// Returns the file with the content of the NVMe controller's namespace, complete when the lab
+    /// has ended.
     pub fn namespace(&self) -> &Path {
         &self.namespace
     }
 
-    /// Takes a device from its driver, if it has one, and gives it to vfio-pci.
+    /// Unbinds a device from its driver, if it has one, and binds it to vfio-pci.
     ///
     /// # Errors
     /// It is not bound afterwards.
@@ -134,7 +134,7 @@ impl AssignLab {
         Ok(assigned::bind_to_vfio(lab, self.address(device))?)
     }
 
-    /// DMA that was refused since the start, or since this was last called.
+    /// Returns the DMA that was refused since the start, or since the last call.
     ///
     /// # Errors
     /// The kernel's log could not be read.
@@ -142,8 +142,8 @@ impl AssignLab {
         Ok(assigned::take_faults(lab_of(&self.host)?)?)
     }
 
-    /// Begins to sample the memory that the program of this name has locked, as soon as it runs.
-    /// One such program may run.
+    /// Begins to sample the locked memory of the program of this name, as soon as it runs. Only one
+    /// such program may run.
     ///
     /// # Errors
     /// The lab has died.
@@ -151,13 +151,13 @@ impl AssignLab {
         LockedWatch::start(lab_of(&self.host)?, program)
     }
 
-    /// Address and port by which a guest reaches the peer.
+    /// Returns the address and port by which a guest reaches the peer.
     pub fn peer_address(&self) -> String {
         format!("{GATEWAY}:{}", self.peer.port())
     }
 
-    /// Shell script that has the network card `interface`, in a guest or in the emulated host,
-    /// exchange echoes with the peer.
+    /// Returns a shell script that makes the network card `interface`, in a guest or in the
+    /// emulated host, exchange echoes with the peer.
     pub fn network_script(&self, interface: &str, echoes: u32) -> String {
         let port = self.peer.port();
         format!(
@@ -166,12 +166,12 @@ impl AssignLab {
         )
     }
 
-    /// Runs a guest with these devices, which are [bound](Self::bind), to its end. What follows the
-    /// address in the value of `--device` is the text beside a device: nothing, or for example
+    /// Runs a guest with these devices, which are [bound](Self::bind), to its end. The text beside
+    /// a device follows the address in the value of `--device`: it is empty, or for example
     /// `,policy=strict`.
     ///
     /// # Errors
-    /// The run could not be made or watched. How it ended is in its outcome ([`Outcome::check`]).
+    /// The run could not be made or watched. Its status is in its outcome ([`Outcome::check`]).
     pub fn run(&self, guest: &Guest, devices: &[(Device, &str)]) -> Result<AssignedRun> {
         let guest = self.with_devices(guest.clone(), devices)?;
         let locked = self.watch_run(&guest)?;
@@ -179,7 +179,7 @@ impl AssignLab {
         let locked = locked
             .finish()
             .with_context(|| format!("sampling VmLck of a run: {}", outcome.tail()))?;
-        // One that is refused may have ended before.
+        // A refused run may have ended before the first sample.
         let is_seen = outcome.exit != 0 || !locked.samples().is_empty();
         ensure!(is_seen, "no sample of a run: {}", outcome.tail());
         Ok(AssignedRun {
@@ -197,11 +197,11 @@ impl AssignLab {
         self.with_devices(guest.clone(), devices)?.spawn(&self.host)
     }
 
-    /// Starts a guest with these devices, as [`run`](Self::run) does, that takes steps: its script
-    /// is [`SCRIPT`].
+    /// Starts a guest with these devices, as [`run`](Self::run) does, that executes steps: its
+    /// script is [`SCRIPT`].
     ///
     /// # Errors
-    /// It does not come so far.
+    /// It does not get that far.
     pub fn begin(&self, guest: &Guest, devices: &[(Device, &str)]) -> Result<Session<'_>> {
         Session::begin(self, &self.with_devices(guest.clone(), devices)?)
     }
@@ -209,12 +209,12 @@ impl AssignLab {
     /// Begins to watch a guest that is started next.
     fn watch_run(&self, guest: &Guest) -> Result<LockedWatch<'_>> {
         self.take_faults()?;
-        // A run that is refused writes none, and must not have that of another.
+        // A run that is refused writes no ledger, and must not get another run's.
         self.host.script("rm -f /root/ledger-*.json")?;
         self.watch_locked(guest.program().name())
     }
 
-    /// The guest with flags for these devices.
+    /// Returns the guest with flags for these devices.
     fn with_devices(&self, mut guest: Guest, devices: &[(Device, &str)]) -> Result<Guest> {
         for (device, options) in devices {
             ensure!(
@@ -227,10 +227,10 @@ impl AssignLab {
         Ok(guest)
     }
 
-    /// Powers the lab off. The peer's count of echoes, and the content of the namespace.
+    /// Powers the lab off. Returns the peer's count of echoes, and the content of the namespace.
     ///
     /// # Errors
-    /// The lab did not end well.
+    /// The lab did not shut down properly.
     pub fn shutdown(self) -> Result<(u64, Vec<u8>)> {
         self.host.shutdown()?;
         let content = std::fs::read(&self.namespace).context("reading the namespace")?;
@@ -238,9 +238,9 @@ impl AssignLab {
     }
 }
 
-/// Shell script that binds `edu` to VFIO and has `workload dma-rogue` drive it with these options:
-/// in a guest, over the guest's own IOMMU, or in the emulated host. The program's memory is in
-/// large pages.
+/// Returns a shell script that binds `edu` to VFIO and makes `workload dma-rogue` drive it with
+/// these options: in a guest, over the guest's own IOMMU, or in the emulated host. The program's
+/// memory is in large pages.
 pub fn rogue_script(options: &str) -> String {
     let (search, bind) = (Device::Edu.search(), assigned::bind_script("$A"));
     format!(

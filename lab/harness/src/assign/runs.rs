@@ -1,4 +1,4 @@
-//! Runs whose figures are reported as well as tested: a VMM killed at random points, and memory
+//! Runs whose figures are reported as well as tested: VMMs killed at random points, and memory
 //! reclaimed under load.
 
 use std::time::{Duration, Instant};
@@ -9,28 +9,28 @@ use workload::pattern::Random;
 
 use super::{AssignLab, AssignedRun, Guest, Mode, SCRIPT, Session};
 
-/// The namespace, in a guest or the emulated host.
+/// Namespace of the drive, in a guest or the emulated host.
 const DISK: &str = "/dev/nvme0n1";
-/// Bytes of it that have the pattern, and the blocks that these are.
+/// Bytes of it that hold the pattern, and the same in blocks.
 const PATTERN: usize = 4 << 20;
 const BLOCKS: usize = PATTERN >> 12;
 /// Seed of the pattern.
 const SEED: u64 = 7;
-/// Of the kills, one in so many is at some time of a guest's start.
+/// One kill in so many comes at a random time of a guest's start.
 const EARLY: u64 = 5;
 
-/// Result of kills.
+/// Result of a run of kills.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Kills {
-    /// Pages that were pinned at each.
+    /// Pages that were pinned at each kill.
     pub held: Vec<i64>,
     /// Kills after which no page was pinned, and the next guest found its devices, and its drive
     /// usable.
     pub clean: usize,
 }
 
-/// Pages that the emulated host's kernel has pinned for devices' drivers. Its processors count by
-/// themselves, and are asked.
+/// Returns the pages that the emulated host's kernel has pinned for devices' drivers: the sum of
+/// the counters of its processors.
 fn pinned_pages(lab: &AssignLab) -> Result<i64> {
     let script =
         "echo 1 >/proc/sys/vm/stat_refresh; sed -n 's/^nr_foll_pin_[a-z]* //p' /proc/vmstat";
@@ -45,11 +45,11 @@ fn pinned_pages(lab: &AssignLab) -> Result<i64> {
     }
 }
 
-/// Kills a VMM so often (SIGKILL) while its guest starts, reads and writes; the last guest is left
-/// to its end. All devices are [bound](AssignLab::bind).
+/// Kills a VMM `kills` times (SIGKILL) while its guest starts, reads and writes; the last guest
+/// runs to its end. All devices are [bound](AssignLab::bind).
 ///
 /// # Errors
-/// A guest found its devices unusable, or the lab died: what comes after that is of no use.
+/// A guest found its devices unusable, or the lab died: nothing later is of use.
 pub fn kill_at_random_points(lab: &AssignLab, kills: u64, seed: u64) -> Result<Kills> {
     let devices = [Device::Nvme, Device::Net, Device::Edu].map(|device| (device, ""));
     let before = pinned_pages(lab)?;
@@ -66,7 +66,7 @@ pub fn kill_at_random_points(lab: &AssignLab, kills: u64, seed: u64) -> Result<K
     );
     guest.limit = Duration::from_secs(300);
     let (mut random, mut of) = (Random::new(seed), Kills::default());
-    // A kill is clean when the guest after it has found its drive usable.
+    // A kill is clean if the next guest has found its drive usable.
     let mut left = Vec::new();
     for kill in 0..kills {
         let mut running = lab.spawn(&guest, &devices)?;
@@ -99,42 +99,42 @@ pub fn kill_at_random_points(lab: &AssignLab, kills: u64, seed: u64) -> Result<K
     Ok(of)
 }
 
-/// Result of memory that was reclaimed under load.
+/// Result of a run whose memory was reclaimed under load.
 #[derive(Debug)]
 pub struct Reclaimed {
     /// Bytes of guest memory.
     pub memory: u64,
-    /// Bytes that its group had before.
+    /// Bytes that its group had at first.
     pub full: u64,
-    /// Most that it had in any look while it was held down.
+    /// Bytes that it had at most, in any sample while its memory was reclaimed.
     pub most: u64,
-    /// Looks.
+    /// Number of samples.
     pub looks: usize,
-    /// How long, s.
+    /// Duration, s.
     pub seconds: u64,
     /// Requests that were verified meanwhile.
     pub requests: u64,
-    /// KiB that were locked when the drive had lost its driver.
+    /// KiB that were locked after the drive had lost its driver.
     pub locked_after_detach_kib: u64,
     /// The run.
     pub run: AssignedRun,
 }
 
 impl Reclaimed {
-    /// Most that was in memory, in percent of the guest's.
+    /// Returns the most that was in memory, in percent of the guest's memory.
     pub fn resident_percent(&self) -> f64 {
         self.most as f64 * 100.0 / self.memory as f64
     }
 }
 
-/// Holds the memory of a guest with an assigned drive down to less than half by `memory.reclaim`,
-/// while it reads and writes for at least `seconds`, and as many requests. All of its user's memory
-/// has been used before. The drive is [bound](AssignLab::bind).
+/// Keeps the memory of a guest with an assigned drive below half by `memory.reclaim`, while the
+/// guest reads and writes for at least `seconds`, and at least `requests` times. All of its user's
+/// memory has been used before. The drive is [bound](AssignLab::bind).
 ///
 /// # Errors
 /// A request came back wrong, or the run could not be made.
 pub fn reclaim_under_load(lab: &AssignLab, seconds: u64, requests: u64) -> Result<Reclaimed> {
-    /// MiB of the guest, and those that its user fills.
+    /// MiB of the guest, and those of them that its user fills.
     const MEMORY: u64 = 256;
     const FILLED: u64 = 170;
     let host = lab.host();
@@ -149,8 +149,8 @@ pub fn reclaim_under_load(lab: &AssignLab, seconds: u64, requests: u64) -> Resul
     let text = host.script(&format!("cat {group}/memory.current"))?;
     let full: u64 = text.trim().parse().context("memory.current")?;
     let goal = (MEMORY << 20) * 45 / 100;
-    // What cannot be had is no error: the kernel says EAGAIN then. The log has what was there
-    // before each turn.
+    // A request for more than can be reclaimed is no error: the kernel says EAGAIN then. The log
+    // has the size before each turn.
     host.script(&format!(
         "echo $(({full} - {goal})) >{group}/memory.reclaim; cd /root && rm -f enough && : >reclaims; \
          (while [ ! -e enough ]; do read -r now <{group}/memory.current; echo $now >>reclaims; \
@@ -183,9 +183,9 @@ pub fn reclaim_under_load(lab: &AssignLab, seconds: u64, requests: u64) -> Resul
     })
 }
 
-/// Requests that are verified, for as long, and as many, as are asked for: seconds and requests.
+/// Makes verified requests until both `seconds` and `requests` are reached. Returns both numbers.
 fn verified(session: &mut Session<'_>, seconds: u64, requests: u64) -> Result<(u64, u64)> {
-    /// Turns of twenty seconds that they may take.
+    /// Turns of twenty seconds at most.
     const TURNS: u64 = 15;
     let (began, mut done) = (Instant::now(), 0);
     for seed in 0..TURNS {

@@ -1,4 +1,4 @@
-//! A guest with assigned devices that takes one step after the other.
+//! A guest with assigned devices that executes one step after the other.
 
 use anyhow::{Context, Result};
 
@@ -6,7 +6,7 @@ use super::{AssignLab, AssignedRun, LockedWatch};
 use crate::system::guest::{Guest, Outcome, RunningGuest};
 use crate::system::steps::Steps;
 
-/// A running guest with assigned devices that takes steps.
+/// A running guest with assigned devices that executes steps.
 pub struct Session<'a> {
     lab: &'a AssignLab,
     steps: Steps<'a>,
@@ -14,14 +14,14 @@ pub struct Session<'a> {
 }
 
 impl<'a> Session<'a> {
-    /// Starts a guest, whose script is that of [`Steps`], and waits until it takes steps.
+    /// Starts a guest, whose script is that of [`Steps`], and waits until it accepts steps.
     pub(super) fn begin(lab: &'a AssignLab, guest: &Guest) -> Result<Self> {
         let watch = lab.watch_run(guest)?;
         let steps = Steps::begin(lab.host(), guest)?;
         Ok(Self { lab, steps, watch })
     }
 
-    /// Takes a step, which has to succeed; its output.
+    /// Executes a step, which must succeed. Returns its output.
     ///
     /// # Errors
     /// As `Steps::run`.
@@ -29,7 +29,7 @@ impl<'a> Session<'a> {
         self.steps.run(script)
     }
 
-    /// Begins a step, which goes on while this returns.
+    /// Begins a step, and returns while it runs.
     ///
     /// # Errors
     /// As `Steps::start`.
@@ -45,20 +45,20 @@ impl<'a> Session<'a> {
         self.steps.finish()
     }
 
-    /// A machine that was started again: its guest is waited for, and steps begin anew.
+    /// Waits for the guest of a machine that was started again, and counts steps from 0.
     ///
     /// # Errors
-    /// It does not come.
+    /// It does not start.
     pub fn begin_again(&mut self) -> Result<()> {
         self.steps.begin_again()
     }
 
-    /// The running guest.
+    /// Returns the running guest.
     pub fn guest(&mut self) -> &mut RunningGuest<'a> {
         self.steps.guest()
     }
 
-    /// Memory that its program has locked now, KiB.
+    /// Returns the memory that its program has locked now, KiB.
     ///
     /// # Errors
     /// The program has ended.
@@ -71,10 +71,10 @@ impl<'a> Session<'a> {
             .with_context(|| format!("{text:?} is no number of KiB"))
     }
 
-    /// Has the guest power off, and waits for that.
+    /// Makes the guest power off, and waits for that.
     ///
     /// # Errors
-    /// The run could not be watched. How it ended is in its outcome.
+    /// The run could not be watched. Its status is in its outcome.
     pub fn end(self) -> Result<AssignedRun> {
         let outcome = self.steps.end()?;
         finish(self.lab, self.watch, outcome)

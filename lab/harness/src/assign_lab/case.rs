@@ -1,4 +1,4 @@
-//! The guests of the matrix, and what each does under each policy of the host.
+//! The guests of the matrix, and the work of each under each policy of the host.
 
 use std::time::Duration;
 
@@ -6,18 +6,19 @@ use lab::assigned::Device;
 
 use crate::assign::{Guest, Mode, SCRIPT};
 
-/// How a guest's kernel unmaps.
+/// Unmap policy of a guest's kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Unmapping {
-    /// Each unmap waits for its invalidation: what stock Linux does by itself under a unit with
-    /// caching mode.
+    /// Each unmap waits for its invalidation: stock Linux's own choice under a unit with caching
+    /// mode.
     Strict,
-    /// Invalidations of its whole domain, for many unmaps: `DMA-FQ`, told to each device's group.
+    /// Invalidations of its whole domain, for many unmaps: `DMA-FQ`, written to each device's
+    /// group.
     Lazy,
 }
 
 impl Unmapping {
-    /// Name in tables and keys.
+    /// Returns its name in tables and keys.
     pub fn name(self) -> &'static str {
         match self {
             Self::Strict => "strict",
@@ -33,26 +34,26 @@ pub struct Case {
     pub mode: Mode,
     /// The guest's policy.
     pub unmapping: Unmapping,
-    /// vCPUs.
+    /// Number of vCPUs.
     pub cpus: u32,
     /// `--idle`.
     pub idle: &'static str,
-    /// Policies of the host, one after the other.
+    /// Policies of the host, used one after the other.
     pub policies: &'static [HostPolicy],
 }
 
-/// When the host unmaps what its guest has unmapped.
+/// Time at which the host unmaps a guest's unmapped pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum HostPolicy {
-    /// There is nothing to be unmapped: no IOMMU.
+    /// Nothing is unmapped: no IOMMU.
     Off,
     /// Before the guest's WAIT.
     Strict,
-    /// Asked for before it.
+    /// Begun before the guest's WAIT.
     Async,
     /// Later.
     Deferred,
-    /// So many are kept to be found again.
+    /// This number of mappings is kept for reuse.
     Optimistic(u32),
 }
 
@@ -66,7 +67,7 @@ impl HostPolicy {
         Self::Optimistic(4096),
     ];
 
-    /// Text of the policy's file; empty where there is none.
+    /// Returns the text of the policy's file; empty if there is none.
     pub fn text(self) -> String {
         match self {
             Self::Off => String::new(),
@@ -77,7 +78,7 @@ impl HostPolicy {
         }
     }
 
-    /// Name in tables and keys.
+    /// Returns its name in tables and keys.
     pub fn name(self) -> String {
         match self {
             Self::Off => "off".into(),
@@ -85,10 +86,10 @@ impl HostPolicy {
         }
     }
 
-    /// Name in the ledger.
+    /// Returns its name in the ledger.
     pub fn ledger_name(self) -> &'static str {
         match self {
-            // The device has one, which has nothing to do.
+            // The device has a policy, which is never used.
             Self::Off | Self::Strict => "strict",
             Self::Async => "async",
             Self::Deferred => "deferred",
@@ -96,7 +97,7 @@ impl HostPolicy {
         }
     }
 
-    /// Most stale mappings, where the text says.
+    /// Returns the largest number of stale mappings, if the policy has one.
     pub fn most(self) -> Option<u64> {
         match self {
             Self::Optimistic(most) => Some(most.into()),
@@ -140,7 +141,7 @@ impl Case {
         }
     }
 
-    /// All of them, those first that are judged.
+    /// All cases, those that are judged first.
     pub const ALL: [Self; 14] = [
         Self::new(Mode::None, Unmapping::Strict),
         Self::new(Mode::Trap, Unmapping::Strict),
@@ -158,8 +159,8 @@ impl Case {
         Self::smp(Mode::Shared, Unmapping::Lazy),
     ];
 
-    /// Works that are counted in it: all where nothing is to be measured but what the device does
-    /// anyway, and beside it.
+    /// Returns the works that are counted in it: all, for one vCPU, polling and strict, without an
+    /// IOMMU or with shared registers; else the main ones.
     pub fn works(&self) -> &'static [Work] {
         let is_plain = self.cpus == 1 && self.idle == "poll" && self.unmapping == Unmapping::Strict;
         match self.mode {
@@ -168,8 +169,8 @@ impl Case {
         }
     }
 
-    /// Requests of its windows, of about `count`. A register that traps takes an emulated machine
-    /// milliseconds.
+    /// Returns the requests of its windows, of about `count`. An access to a register that traps
+    /// takes an emulated machine milliseconds.
     pub fn count(&self, count: u32) -> u32 {
         match self.mode {
             Mode::Trap => (count / 2).max(16),
@@ -177,7 +178,7 @@ impl Case {
         }
     }
 
-    /// Name in keys and progress.
+    /// Returns its name in keys and progress.
     pub fn name(&self) -> String {
         let mut name = self.mode.name().to_owned();
         if self.mode != Mode::None {
@@ -192,7 +193,7 @@ impl Case {
         name
     }
 
-    /// The guest, which takes steps.
+    /// Returns the guest, which executes steps.
     pub fn guest(&self) -> Guest {
         let mut guest = Guest::new(self.mode, SCRIPT);
         guest.is_strict = self.unmapping == Unmapping::Strict;
@@ -203,8 +204,8 @@ impl Case {
         guest
     }
 
-    /// The step that has the guest's kernel unmap as the case says, and says of which type the
-    /// devices' groups are.
+    /// Returns the step that sets the unmap policy of the guest's kernel, and prints the type of
+    /// the devices' groups.
     pub fn prepare(&self) -> Option<String> {
         if self.mode == Mode::None {
             return None;
@@ -219,7 +220,7 @@ impl Case {
         ))
     }
 
-    /// Text that [`prepare`](Self::prepare) writes for each device.
+    /// Returns the text that [`prepare`](Self::prepare) prints for each device.
     pub fn says(&self) -> &'static str {
         match self.unmapping {
             Unmapping::Strict => "is DMA\n",
@@ -239,12 +240,12 @@ pub enum Work {
     Random,
     /// The same, 32 at a time.
     Deep,
-    /// Read in order through the page cache, whose requests are as large as it makes them: for each
+    /// Read in order through the page cache, which chooses the size of requests; counted for each
     /// page of 4 KiB.
     Sequential,
     /// A datagram and its answer, one at a time.
     Echo,
-    /// 32 in flight.
+    /// 32 datagrams in flight.
     Stream,
 }
 
@@ -265,7 +266,7 @@ impl Work {
         Self::Stream,
     ];
 
-    /// Name in tables and keys.
+    /// Returns its name in tables and keys.
     pub fn name(self) -> &'static str {
         match self {
             Self::Write => "write",
@@ -278,7 +279,7 @@ impl Work {
         }
     }
 
-    /// Whether it is the drive that works, or the card.
+    /// Returns the device that works: the drive or the card.
     pub fn device(self) -> Device {
         match self {
             Self::Echo | Self::Stream => Device::Net,
@@ -286,7 +287,7 @@ impl Work {
         }
     }
 
-    /// Requests of a window of about `count`.
+    /// Returns the requests of a window of about `count`.
     pub fn requests(self, count: u32) -> u32 {
         match self {
             Self::Sequential => mib(count) * 256,
@@ -294,7 +295,7 @@ impl Work {
         }
     }
 
-    /// The step, with the peer's address.
+    /// Returns the step, with the peer's address.
     pub fn step(self, count: u32, peer: &str) -> String {
         let disk = "/dev/nvme0n1";
         let deep = |depth: u32, write: &str| {
@@ -324,13 +325,13 @@ impl Work {
         }
     }
 
-    /// Whether each of its requests is compared with what has to come.
+    /// Returns whether each of its requests is compared with the expected content.
     pub fn is_verified(self) -> bool {
         self != Self::Random && self != Self::Write
     }
 }
 
-/// MiB of which so many pages are most, 1 at least.
+/// Returns the MiB that hold so many pages, 1 at least.
 fn mib(pages: u32) -> u32 {
     (pages / 256).max(1)
 }

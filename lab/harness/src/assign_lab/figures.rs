@@ -1,4 +1,4 @@
-//! The figures of all boots, and what is judged of them.
+//! The figures of all boots, and their bars.
 
 use std::path::Path;
 use std::time::Duration;
@@ -33,7 +33,7 @@ const BARS: [(&str, Bar); 13] = [
     ("failed_runs", Bar::AtMost(0.0)),
 ];
 
-/// Place of the guest with shared registers that is judged.
+/// Index of the guest with shared registers that is judged.
 const SHARED: usize = 2;
 
 /// Works that are judged: one request at a time.
@@ -52,7 +52,7 @@ pub struct Figures {
 }
 
 impl Figures {
-    /// None but the conditions, and what was measured natively.
+    /// Creates a set of the conditions alone, and the native figures.
     pub fn new(host: &Host, count: u32, native: Option<&Object>) -> Result<Self> {
         let mut object = Object::new(&report::Host::read(), host.label());
         object.value("host_kernel", host.kernel_release()?);
@@ -70,7 +70,7 @@ impl Figures {
         })
     }
 
-    /// Adds what came of a boot.
+    /// Adds the windows of a boot.
     pub fn add(&mut self, lab: &AssignLab, boot: Boot) {
         self.faults += boot.faults.faults.len() as u64 + boot.faults.suppressed;
         for row in &boot.rows {
@@ -90,7 +90,7 @@ impl Figures {
         self.rows.extend(boot.rows);
     }
 
-    /// A run came to no end.
+    /// Notes that a run failed.
     pub fn failed(&mut self, what: &str, error: &anyhow::Error) {
         self.failed.push(format!("{what}: {error:#}"));
     }
@@ -127,7 +127,7 @@ impl Figures {
         }
     }
 
-    /// Adds the result of QEMU beside. That it does not run is no failure of ours.
+    /// Adds the result of QEMU in the same lab. If it does not run, that is no failure of ours.
     pub fn peer(&mut self, of: Result<[Peer; 2]>) {
         let peers = match of {
             Ok(peers) => peers,
@@ -163,8 +163,8 @@ impl Figures {
         }
     }
 
-    /// Windows of `mode` and `unmapping`, polling with one vCPU under this policy, whose works are
-    /// judged.
+    /// Returns the windows of `mode` and `unmapping`, polling with one vCPU under this policy,
+    /// whose works are judged.
     fn judged(&self, mode: Mode, unmapping: Unmapping, idle: &str) -> Judged {
         let is_one = |row: &&Row| {
             let Case {
@@ -189,7 +189,7 @@ impl Figures {
             sum.compared += row.per_io().compared() * requests;
             sum.maps += sums.maps;
             sum.unmaps += sums.unmaps;
-            // A device of another domain counts it among the others.
+            // A device of another domain counts them among the others.
             sum.domains += sums.domains_told;
         }
         sum
@@ -205,8 +205,8 @@ impl Figures {
             }
             let lazy = self.judged(mode, Unmapping::Lazy, "poll");
             let both = sum.register_exits / (sum.maps + sum.unmaps);
-            // Two windows, two unknowns: in a lazy guest's nearly all invalidations are of maps,
-            // one submission each.
+            // Two windows, two unknowns: in a lazy guest's window nearly all invalidations are of
+            // maps, one submission each.
             let per_map = match lazy.requests > 0.0 {
                 true => {
                     (lazy.register_exits - per_submission(mode) * lazy.domains).max(0.0) / lazy.maps
@@ -242,8 +242,8 @@ impl Figures {
         }
     }
 
-    /// Maps of these works that found their page stale, of all, with shared registers and so many
-    /// kept.
+    /// Sets the share of maps of these works that found their page stale, with shared registers and
+    /// so many mappings kept.
     fn set_hits(&mut self, key: &str, most: u32, works: &[Work]) {
         let case = Case::ALL[SHARED];
         let is_one = |row: &&Row| {
@@ -315,19 +315,19 @@ impl Figures {
         Ok(self.object.clone())
     }
 
-    /// Figures that miss their bars, and every bar with the figure found.
+    /// Returns the figures that miss their bars, and every bar with the figure found.
     fn judge(&self) -> (Vec<String>, Vec<String>) {
         judge(&self.object, BARS)
     }
 
-    /// Whether everything that was measured is as it is to be.
+    /// Returns whether all figures that were measured meet their bars.
     pub fn holds(&self) -> bool {
         self.judge().0.is_empty()
     }
 }
 
-/// Adds what was measured natively. The machine is the same; how it was measured is not, so that
-/// keys of both begin with `native_` then.
+/// Adds the native figures. The machine is the same, but the conditions differ, so that keys of
+/// both begin with `native_`.
 pub fn add_native(object: &mut Object, native: Option<&Object>) {
     let Some(native) = native else {
         for pages in [1, 32] {
@@ -347,7 +347,7 @@ pub fn add_native(object: &mut Object, native: Option<&Object>) {
 /// Keys that each report begins with.
 const CONDITIONS: [&str; 5] = ["machine", "kernel", "mode", "commit", "load_average"];
 
-/// Register exits that an invalidation takes which is of no page.
+/// Returns the register exits of an invalidation of no page.
 fn per_submission(mode: Mode) -> f64 {
     match mode {
         Mode::Shared | Mode::None | Mode::Virtio => 0.0,
@@ -367,8 +367,9 @@ struct Judged {
     domains: f64,
 }
 
-/// Pages that were pinned beyond what the guest maps and the policy allows, at each window's end;
-/// and beyond the book's own most, as the kernel counts. Negative: within the bound by so many.
+/// Returns the pages that were pinned beyond the guest's mappings and the policy's bound, at each
+/// window's end; and beyond the largest count in the ledger, by the kernel's count. Negative values
+/// are within the bound by so many.
 fn over_bound(boot: &Boot) -> Vec<f64> {
     let mut over = Vec::new();
     for row in &boot.rows {
@@ -388,7 +389,7 @@ fn over_bound(boot: &Boot) -> Vec<f64> {
     over
 }
 
-/// Violations of the contract of its policy in a window.
+/// Returns the violations of its policy's contract in a window.
 fn over_contract(row: &Row) -> Vec<String> {
     let mut over = Vec::new();
     for device in row.devices() {
@@ -406,7 +407,7 @@ fn over_contract(row: &Row) -> Vec<String> {
         {
             over.push(format!("{}: {most} stale of {allowed}", at()));
         }
-        // An unmap takes its time, and the owner looks once between two calls.
+        // An unmap takes time, and the owner polls once between two calls.
         let slack = 2.0 * number("longest_call_ns").unwrap_or(0.0) + SLACK_NS;
         if let (Some(age), Some(allowed)) = (number("stale_ns_max"), number("stale_ns_allowed"))
             && age > allowed + slack

@@ -11,19 +11,19 @@ use super::case::{Case, HostPolicy, Work};
 use crate::assign::{AssignLab, Session};
 use crate::demo::PerIo;
 
-/// File in the emulated host that has the policy of both devices.
+/// File in the emulated host with the policy of both devices.
 const POLICY: &str = "policy";
 
-/// Longest age of a stale mapping, ms: long beside what an emulated machine takes for a request, so
-/// that numbers and not the lab's time decide what becomes of it.
+/// Longest age of a stale mapping, ms: long compared with a request in an emulated machine, so that
+/// numbers and not the lab's time decide when it is removed.
 const AGE_MS: u32 = 10_000;
 
-/// A window of the ledger, and what it is of.
+/// A window of the ledger, and its origin.
 #[derive(Clone, Debug)]
 pub struct Row {
     /// The guest.
     pub case: Case,
-    /// The host's policy in it.
+    /// Policy of the host in it.
     pub policy: HostPolicy,
     /// Kind of the requests.
     pub work: Work,
@@ -37,9 +37,9 @@ pub struct Row {
 pub struct Boot {
     /// Its windows.
     pub rows: Vec<Row>,
-    /// KiB that were locked when both devices had lost their drivers.
+    /// KiB that were locked after both devices had lost their drivers.
     pub locked_after_detach_kib: u64,
-    /// The most that was locked, KiB: sampled ten times a second.
+    /// Largest number of locked KiB: sampled ten times a second.
     pub locked_max_kib: u64,
     /// DMA that the host's IOMMU refused.
     pub faults: FaultLog,
@@ -52,7 +52,7 @@ pub struct Sums {
     pub maps: f64,
     /// See `maps`.
     pub unmaps: f64,
-    /// Mappings that were ended by the calls.
+    /// Mappings that the calls ended.
     pub unmapped: f64,
     /// Invalidations of pages, of the domain, and others.
     pub pages_told: f64,
@@ -60,34 +60,34 @@ pub struct Sums {
     pub domains_told: f64,
     /// See `pages_told`.
     pub others_told: f64,
-    /// Stale mappings that were found again.
+    /// Stale mappings that were reused.
     pub hits: f64,
-    /// Mappings that were not.
+    /// Maps that found no stale mapping.
     pub misses: f64,
 }
 
 impl Row {
-    /// Exits per request.
+    /// Returns the exits per request.
     pub fn per_io(&self) -> PerIo {
         PerIo::of(&self.window, self.requests)
     }
 
-    /// Assigned devices in the window, by address.
+    /// Returns the assigned devices in the window, with their addresses.
     pub fn devices(&self) -> &[Value] {
         self.window["devices"].as_array().map_or(&[], Vec::as_slice)
     }
 
-    /// A number of one device.
+    /// Returns a number of one device.
     pub fn number(device: &Value, key: &str) -> f64 {
         device[key].as_f64().unwrap_or(f64::NAN)
     }
 
-    /// Exits for registers of units in the whole window.
+    /// Returns the exits for registers of units in the whole window.
     pub fn register_exits(&self) -> f64 {
         self.window["exits"]["iommu"].as_f64().unwrap_or(f64::NAN)
     }
 
-    /// Counts of both devices.
+    /// Returns the counts of both devices.
     pub fn sums(&self) -> Sums {
         let of = |key: &str| self.devices().iter().map(|it| Self::number(it, key)).sum();
         Sums {
@@ -102,7 +102,7 @@ impl Row {
         }
     }
 
-    /// The window was one of its policy throughout, as far as its end says it.
+    /// Checks that the window was under its policy throughout, as far as its end shows it.
     fn check(&self) -> Result<()> {
         ensure!(
             self.window["histograms"].as_bool() == Some(true),
@@ -127,7 +127,7 @@ impl Row {
         Ok(())
     }
 
-    /// All of it that is reported, by name; counts per 1,000 requests.
+    /// Returns all figures to be reported, by name; counts per 1,000 requests.
     pub fn figures(&self, device: &str) -> Map<String, Value> {
         let per = |value: f64| round(value * 1000.0 / f64::from(self.requests));
         let per_io = self.per_io();
@@ -180,8 +180,8 @@ impl Row {
     }
 }
 
-/// KiB that are locked once the owner has the last policy, and torn down what the one before had
-/// kept: for which it is given a moment.
+/// Returns the KiB that are locked once the owner has the last policy, and has removed the mappings
+/// that the one before had kept, for which it gets some time.
 fn locked_at_rest(guest: &Session<'_>) -> Result<u64> {
     let since = Instant::now();
     loop {
@@ -192,10 +192,10 @@ fn locked_at_rest(guest: &Session<'_>) -> Result<u64> {
     }
 }
 
-/// Less than any policy keeps what is stale ([`AGE_MS`]).
+/// Time for that: shorter than any policy keeps stale mappings ([`AGE_MS`]).
 const MOMENT: Duration = Duration::from_secs(5);
 
-/// Two decimals.
+/// Rounds to two decimals.
 pub fn round(value: f64) -> f64 {
     report::object::round(value, 2)
 }
@@ -204,7 +204,7 @@ pub fn round(value: f64) -> f64 {
 /// requests, under each of its policies.
 ///
 /// # Errors
-/// A step failed, what came back was wrong, or a window is not what it is taken for.
+/// A step failed, data came back wrong, or a window was under another policy.
 pub fn boot(lab: &AssignLab, case: Case, works: &[Work], count: u32) -> Result<Boot> {
     let name = case.name();
     let count = case.count(count);
@@ -243,8 +243,8 @@ pub fn boot(lab: &AssignLab, case: Case, works: &[Work], count: u32) -> Result<B
             plan.push((*policy, *work));
         }
     }
-    // Without drivers nothing is mapped; with all memory pinned it stays so. What a policy keeps is
-    // no driver's.
+    // Without drivers nothing is mapped; with all memory pinned it stays mapped. Mappings that a
+    // policy keeps do not belong to a driver.
     if *first != HostPolicy::Off {
         host.put(POLICY, HostPolicy::Strict.text().as_bytes())?;
     }

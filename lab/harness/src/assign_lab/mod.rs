@@ -1,17 +1,17 @@
-//! `exitless-lab assign-lab` (`make bench-assign`): what a stock guest with an assigned NVMe drive
-//! and network card costs, by its kernel's policy, the host's, and the register mode, and with all
+//! `exitless-lab assign-lab` (`make bench-assign`): costs of a stock guest with an assigned NVMe
+//! drive and network card, by its kernel's policy, the host's, and the register mode, and with all
 //! memory pinned (`--iommu none`).
 //!
 //! | module | |
 //! |---|---|
-//! | `case` | the guests, the host's policies, what is done |
+//! | `case` | the guests, the host's policies, the works |
 //! | `matrix` | one boot: windows of the ledger under one policy after the other, changed while the guest runs |
-//! | `peer` | QEMU in the same lab beside it |
-//! | `figures` | what is judged, and the report |
+//! | `peer` | QEMU in the same lab, for comparison |
+//! | `figures` | bars, and the report |
 //! | `results` | tables, and `docs/assign-results.md` |
 //!
-//! Counts only: in the lab time means nothing. Cycles of a map and an unmap are `bench/assign`'s,
-//! natively.
+//! Counts only: time in the lab is not meaningful. Cycles of a map and an unmap are measured by
+//! `bench/assign`, natively.
 
 mod case;
 mod figures;
@@ -58,7 +58,7 @@ pub struct AssignLabArgs {
     again: bool,
 }
 
-/// Bytes of the namespace that have the pattern: more than any window reads.
+/// Bytes of the namespace that hold the pattern: more than any window reads.
 const PATTERN: usize = 16 << 20;
 
 /// Parts beside the guests of the matrix.
@@ -67,7 +67,7 @@ const PARTS: [&str; 5] = ["matrix", "rogue", "qemu", "reclaim", "kills"];
 fn parts() -> clap::builder::PossibleValuesParser {
     let names = Case::ALL.iter().map(Case::name);
     let all = PARTS.map(str::to_owned).into_iter().chain(names);
-    // They are made once, when the arguments are read.
+    // They are leaked once, when the arguments are parsed.
     let all: Vec<&'static str> = all.map(|name| &*name.leak()).collect();
     all.into()
 }
@@ -90,7 +90,7 @@ impl AssignLabArgs {
     }
 }
 
-/// Runs all boots; the status is 1 when one failed, or a figure is not what it is to be.
+/// Runs all boots; the status is 1 if one failed, or a figure does not meet its bar.
 pub fn main(args: &AssignLabArgs) -> Result<u8> {
     let native = args.native.as_deref().map(report::Object::read).transpose();
     let native = native.context("reading the native figures")?;
@@ -122,7 +122,7 @@ pub fn main(args: &AssignLabArgs) -> Result<u8> {
                 figures.failed(&case.name(), &error);
             }
         }
-        // What has been measured is kept if a later run fails.
+        // Figures measured so far are kept if a later run fails.
         write(args, &mut figures, start)?;
     }
     if args.has("rogue") {
@@ -135,7 +135,7 @@ pub fn main(args: &AssignLabArgs) -> Result<u8> {
         figures.peer(peer::run(&lab, args.count));
         write(args, &mut figures, start)?;
     }
-    // What comes now writes to all of the drive.
+    // The following parts write to all of the drive.
     let (_, content) = lab.shutdown()?;
     if let Err(wrong) = pattern::check(u64::from(case::SEED), 0, &content[..PATTERN]) {
         figures.failed("content", &anyhow::Error::msg(wrong));
@@ -158,7 +158,7 @@ pub fn main(args: &AssignLabArgs) -> Result<u8> {
     Ok(u8::from(!figures.holds()))
 }
 
-/// The report and the page, as far as they are.
+/// Writes the report and the page, with the figures so far.
 fn write(args: &AssignLabArgs, figures: &mut Figures, start: Instant) -> Result<report::Object> {
     let object = figures.write(&args.report, start.elapsed())?;
     write_docs(args, &object)?;
@@ -173,7 +173,7 @@ fn write_docs(args: &AssignLabArgs, object: &report::Object) -> Result<()> {
         .with_context(|| format!("writing {}", docs.display()))
 }
 
-/// Times that a VMM is killed.
+/// Number of times that a VMM is killed.
 const KILLS: u64 = 20;
 
 /// Runs in a lab of its own.
@@ -184,7 +184,7 @@ fn in_a_lab<T>(run: impl FnOnce(&AssignLab) -> Result<T>) -> Result<T> {
     Ok(of)
 }
 
-/// The lab, the pattern on its drive, and its devices bound.
+/// Starts the lab, writes the pattern to its drive, and binds its devices.
 fn start_lab() -> Result<AssignLab> {
     let lab = AssignLab::start(LabConfig::default())?;
     lab.host().script(&format!(
@@ -197,8 +197,8 @@ fn start_lab() -> Result<AssignLab> {
     Ok(lab)
 }
 
-/// DMA that no mapping allows, by `edu` in a guest: of three states how many were blocked, and are
-/// in the host's log.
+/// Tries DMA that no mapping allows, by `edu` in a guest. Returns the number of the three states
+/// whose accesses were blocked and are in the host's log.
 fn rogue(lab: &AssignLab) -> Result<u32> {
     use crate::assign::{Guest, Mode, rogue_script};
     use lab::assigned::DmaAccess;

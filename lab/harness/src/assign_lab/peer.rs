@@ -1,10 +1,10 @@
-//! QEMU in the same lab beside ours: its own `intel-iommu` in caching mode and `vfio-pci`, the same
-//! drive, kernel and initramfs.
+//! QEMU in the same lab, for comparison: its own `intel-iommu` in caching mode and `vfio-pci`, the
+//! same drive, kernel and initramfs.
 //!
 //! KVM's counts for all virtual machines of the host are read before and after a program of the
-//! guest that does some hundred requests, and one that does more: the difference is that of the
-//! requests between them, and no start of a program is in it. QEMU has no ledger, so causes are
-//! KVM's: an access to a register is one of `mmio_exits`.
+//! guest that makes some hundred requests, and one that makes more: the difference is due to the
+//! additional requests, and does not include the start of a program. QEMU has no ledger, so causes
+//! are KVM's: an access to a register is one of `mmio_exits`.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -19,17 +19,17 @@ use lab::{Lab, Running};
 use super::case::SEED;
 use crate::assign::{AssignLab, Host};
 
-/// Directory of the emulated host that has QEMU.
+/// Directory of the emulated host with QEMU.
 const DIR: &str = "/root/peer";
-/// Its loader there.
+/// Path of its loader there.
 const LOADER: &str = "lib/ld-linux-x86-64.so.2";
 /// Firmware that it reads.
 const FIRMWARE: [&str; 3] = ["bios-256k.bin", "linuxboot_dma.bin", "kvmvapic.bin"];
 /// KVM's counts that are reported.
 pub const COUNTS: [&str; 5] = ["exits", "mmio_exits", "io_exits", "irq_exits", "halt_exits"];
-/// Requests that are done before.
+/// Requests of the shorter program.
 const FEW: u32 = 100;
-/// A step of the guest takes so long at most.
+/// Time limit of a step of the guest.
 const LIMIT: Duration = Duration::from_secs(300);
 
 /// Result of one guest.
@@ -37,14 +37,14 @@ const LIMIT: Duration = Duration::from_secs(300);
 pub struct Peer {
     /// Exits of a 4 KiB read, by KVM's names.
     pub read: BTreeMap<&'static str, f64>,
-    /// Of a write.
+    /// Exits of a 4 KiB write.
     pub write: BTreeMap<&'static str, f64>,
     /// KiB that QEMU had locked at rest.
     pub locked_kib: u64,
 }
 
-/// Files of QEMU, its libraries and its loader among them: where they are, and their names in the
-/// lab.
+/// Returns the files of QEMU, its libraries and its loader included: their paths, and their names
+/// in the lab.
 fn files() -> Result<Vec<(PathBuf, String)>> {
     let packages = Packages::get(&Needs::default(), &|line| eprintln!("{line}"))?;
     let (program, args, environment) = packages.qemu();
@@ -55,7 +55,7 @@ fn files() -> Result<Vec<(PathBuf, String)>> {
     let words = args.iter().map(PathBuf::from);
     let qemu = [program.clone()].into_iter().chain(words).find(is_qemu);
     let qemu = qemu.context("no program of QEMU's")?;
-    // Where it has a loader of its own, that says which libraries it would take.
+    // If it has a loader of its own, that lists the libraries that it would use.
     let listed = match qemu == program {
         true => Command::new("ldd").arg(&qemu).envs(environment).output(),
         false => Command::new(&program)
@@ -75,7 +75,7 @@ fn files() -> Result<Vec<(PathBuf, String)>> {
     if qemu != program {
         files.push((program, LOADER.to_owned()));
     }
-    // NAME => PATH (ADDRESS), or PATH (ADDRESS) of the loader.
+    // Formats: NAME => PATH (ADDRESS), or PATH (ADDRESS) for the loader.
     let paths = text.split_whitespace().filter(|word| word.starts_with('/'));
     for path in paths.map(PathBuf::from) {
         let name = path.file_name().context("a library")?;
@@ -96,7 +96,7 @@ fn files() -> Result<Vec<(PathBuf, String)>> {
     Ok(files)
 }
 
-/// Puts QEMU into the emulated host.
+/// Copies QEMU into the emulated host.
 fn install(lab: &Lab) -> Result<()> {
     for (file, name) in files()? {
         lab.push(&file, &format!("{DIR}/{name}"))?;
@@ -122,7 +122,7 @@ impl Guest<'_> {
         Ok(())
     }
 
-    /// Has the guest do so many requests, and a program's start: what KVM has counted for that.
+    /// Makes the guest start a program of so many requests. Returns KVM's counts for that.
     fn count(&mut self, requests: u32, write: &str) -> Result<Vec<f64>> {
         let before = counts(self.host)?;
         let command = format!(
@@ -138,7 +138,7 @@ impl Guest<'_> {
             .collect())
     }
 
-    /// Counts of one request of `requests`.
+    /// Returns the counts of one request of `requests`.
     fn per_request(&mut self, requests: u32, write: &str) -> Result<BTreeMap<&'static str, f64>> {
         let few = self.count(FEW, write)?;
         let many = self.count(FEW + requests, write)?;
@@ -159,11 +159,11 @@ fn counts(host: &Host) -> Result<Vec<f64>> {
     numbers.collect::<Result<_, _>>().context("KVM's counts")
 }
 
-/// Runs the guest under QEMU, with its IOMMU or without, which pins all memory; of so many requests
-/// each. The drive is [bound](AssignLab::bind).
+/// Runs the guest under QEMU, with its IOMMU and without, which pins all memory; `requests` each.
+/// The drive is [bound](AssignLab::bind).
 ///
 /// # Errors
-/// QEMU does not run in the lab, or its guest does not carry out a step.
+/// QEMU does not run in the lab, or its guest does not execute a step.
 pub fn run(lab: &AssignLab, requests: u32) -> Result<[Peer; 2]> {
     let host = lab.host();
     let Host::Lab(emulated) = host else {

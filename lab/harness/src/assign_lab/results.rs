@@ -36,7 +36,7 @@ const CALLS: [(&str, &str); 12] = [
     ("oldest ns", "stale_ns_max"),
 ];
 
-/// A line for each window of a boot, as it ends.
+/// Renders a line for each window of a boot, as it ends.
 pub fn lines(boot: &Boot) -> String {
     let mut text = String::new();
     for row in &boot.rows {
@@ -78,7 +78,7 @@ fn texts<'a>(object: &'a Object, key: &str) -> Vec<&'a str> {
         .collect()
 }
 
-/// A number as it stands in a table.
+/// Renders a number of a table.
 fn cell(value: &Value) -> String {
     match value {
         Value::Null => "-".into(),
@@ -109,7 +109,7 @@ fn table(text: &mut String, object: &Object, columns: &[(&str, &str)]) {
     }
 }
 
-/// Tables that are printed at the end.
+/// Renders the tables that are printed at the end.
 pub fn tables(object: &Object) -> String {
     let mut text = String::new();
     let _ = writeln!(
@@ -132,7 +132,7 @@ pub fn tables(object: &Object) -> String {
     text
 }
 
-/// Parts of the native keys, with what they are.
+/// Parts of the native keys, with their descriptions.
 const NATIVE: [(&str, &str); 7] = [
     ("poll", "the sidecore polls"),
     (
@@ -189,7 +189,7 @@ fn native(text: &mut String, object: &Object) {
     }
 }
 
-/// `docs/assign-results.md`.
+/// Renders `docs/assign-results.md`.
 pub fn page(object: &Object) -> String {
     let mut text = String::from(
         "# Device assignment: results\n\n\
@@ -239,7 +239,7 @@ pub fn page(object: &Object) -> String {
     text
 }
 
-/// QEMU beside.
+/// Renders the comparison with QEMU.
 fn peer(text: &mut String, object: &Object) {
     let reason = object.text("qemu_reason");
     if reason.is_empty() && object.get("qemu_locked_kib").is_none() {

@@ -5,7 +5,7 @@ use super::figures::Figures;
 use super::per_io::{PerIo, round};
 use super::windows::Windows;
 
-/// Sets the figures of the measured reads, and what is claimed of them.
+/// Sets the figures of the measured reads, and their claims.
 pub fn summarize(figures: &mut Figures, windows: &Windows) {
     windows.set(figures, |column| column.name().into(), "io");
     let median = |column, of: fn(&PerIo) -> f64| windows.median(column, of);
@@ -39,7 +39,8 @@ pub fn summarize(figures: &mut Figures, windows: &Windows) {
 mod tests {
     use super::*;
 
-    /// Figures of which every window has one interrupt a read, and those of `shared` so many.
+    /// Returns figures of which every window has one interrupt a read, and those of `shared` so
+    /// many.
     fn with_interrupts(shared: f64) -> Figures {
         let mut figures = Figures::default();
         summarize(
@@ -56,7 +57,7 @@ mod tests {
         figures
     }
 
-    /// One window of each column.
+    /// Returns one window of each column.
     fn windows(of: impl Fn(Column) -> PerIo) -> Windows {
         let mut windows = Windows::new(&Column::ALL);
         for column in Column::ALL {

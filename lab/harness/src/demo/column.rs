@@ -1,5 +1,5 @@
-//! The columns of a demo's tables: what stands before a guest's devices, how its kernel unmaps, and
-//! what its sidecore does when it is idle.
+//! The columns of a demo's tables: the IOMMU before a guest's devices, the guest kernel's unmap
+//! policy, and the idle policy of its sidecore.
 
 use anyhow::{Context, Result, ensure};
 
@@ -21,7 +21,8 @@ pub enum Column {
     LazyTrap,
     /// The same, registers shared.
     LazyShared,
-    /// `exitless run` without a word on registers or sidecore, and a stock kernel's own unmapping.
+    /// `exitless run` without options for registers or sidecore, and a stock kernel's own
+    /// unmapping.
     Default,
 }
 
@@ -36,12 +37,12 @@ impl Column {
         Self::LazyShared,
         Self::Default,
     ];
-    /// Those that differ in registers alone, and the one without.
+    /// Columns that differ in registers alone, and the one without an IOMMU.
     pub const STRICT: [Self; 4] = [Self::None, Self::Trap, Self::Logged, Self::Shared];
-    /// Those whose kernels are left to their own choice.
+    /// Columns whose kernels have their default policy.
     pub const STOCK: [Self; 3] = [Self::LazyTrap, Self::LazyShared, Self::Default];
 
-    /// Name in keys and progress.
+    /// Returns its name in keys and progress.
     pub fn name(self) -> &'static str {
         match self {
             Self::None => "none",
@@ -54,8 +55,8 @@ impl Column {
         }
     }
 
-    /// What stands above several columns, and above this one; but for the default, of sidecores
-    /// with this `--idle`.
+    /// Returns the heads above several columns, and above this one. Except in the default column,
+    /// sidecores have this `--idle`.
     pub fn heads(self, idle: &str) -> (String, &'static str) {
         let strict = || format!("strict unmapping, --idle {idle}");
         let lazy = || format!("lazy, --idle {idle}");
@@ -68,16 +69,16 @@ impl Column {
         }
     }
 
-    /// A guest of this column that runs `script`, and says before what its kernel's policy is.
+    /// Returns a guest of this column that runs `script`, and first prints its kernel's policy.
     pub fn guest(self, script: &str) -> Guest {
         let mode = match self {
             Self::None => Mode::None,
             Self::Trap | Self::LazyTrap => Mode::Trap,
-            // Of the default only its name.
+            // The default column uses this mode's name only.
             Self::Logged | Self::Default => Mode::Logged,
             Self::Shared | Self::LazyShared => Mode::Shared,
         };
-        // The kernel's log has its command line, and so this script: the pattern does not match
+        // The kernel's log has its command line, and so this script: the pattern must not match
         // itself.
         let script = format!("dmesg | grep 'DM[A] domain TLB'; {script}");
         let mut guest = Guest::new(mode, script);
@@ -87,13 +88,13 @@ impl Column {
         guest
     }
 
-    /// The kernel unmaps as the column says.
+    /// Checks that the kernel unmaps as the column says.
     ///
     /// # Errors
-    /// It does not, or did not say.
+    /// It does not, or it printed no policy.
     pub fn check(self, outcome: &Outcome) -> Result<()> {
         if self == Self::None {
-            // It names a policy all the same.
+            // Without an IOMMU the kernel prints a policy all the same.
             return Ok(());
         }
         let said = outcome.line("DMA domain TLB");

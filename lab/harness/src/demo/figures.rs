@@ -1,4 +1,4 @@
-//! The figures of a demo: one flat map, as it is written to the report, and what it claims.
+//! The figures of a demo: one flat map, which is written to the report, and its claims.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::system::guest::Outcome;
 use crate::system::host::Host;
 
-/// Everything a demo has found.
+/// All figures of a demo.
 #[derive(Default)]
 pub struct Figures {
     values: BTreeMap<String, Value>,
@@ -16,7 +16,7 @@ pub struct Figures {
 }
 
 impl Figures {
-    /// Nothing but the conditions.
+    /// Creates the figures, with nothing but the conditions.
     pub fn new(host: &Host) -> Result<Self> {
         let mut this = Self::default();
         this.set("host", host.label());
@@ -35,22 +35,22 @@ impl Figures {
         self.values.insert(key.into(), value.into());
     }
 
-    /// One figure.
+    /// Returns one figure.
     pub fn get(&self, key: &str) -> &Value {
         self.values.get(key).unwrap_or(&Value::Null)
     }
 
-    /// One figure that is a text.
+    /// Returns one figure that is a text.
     pub fn text(&self, key: &str) -> &str {
         self.get(key).as_str().unwrap_or("?")
     }
 
-    /// One figure that is a number.
+    /// Returns one figure that is a number.
     pub fn number(&self, key: &str) -> f64 {
         self.get(key).as_f64().unwrap_or(f64::NAN)
     }
 
-    /// Sets a claim, which has to hold for the demo to succeed.
+    /// Sets a claim. The demo fails if one does not hold.
     pub fn claim(&mut self, key: &str, holds: bool, otherwise: impl FnOnce() -> String) {
         self.set(key, holds);
         if !holds {
@@ -65,24 +65,24 @@ impl Figures {
         });
     }
 
-    /// Whether all claims held.
+    /// Returns whether all claims held.
     pub fn holds(&self) -> bool {
         self.failed.is_empty()
     }
 
-    /// Claims that did not hold, each with what was seen.
+    /// Returns the claims that did not hold, each with the value found.
     pub fn failed(&self) -> &[String] {
         &self.failed
     }
 
-    /// What the program chose for the guest that was left to its defaults.
+    /// Sets the choices that the program made for the guest with default options.
     pub fn set_defaults(&mut self, outcome: &Outcome) {
         for (key, of) in [("default_iommu_mode", "mode"), ("default_idle", "idle")] {
             self.set(key, outcome.ledger[of].clone());
         }
     }
 
-    /// All figures as one flat object.
+    /// Returns all figures as one flat object.
     pub fn json(&self) -> Value {
         json!(self.values)
     }

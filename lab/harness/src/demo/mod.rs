@@ -1,7 +1,7 @@
-//! `exitless-lab demo`: the main job, shown. A stock Debian kernel boots with a disk and a network
-//! card behind an emulated VT-d; the same workload runs in guests that differ in their registers,
-//! in how their kernels unmap and in what the sidecore does (`column`), and their exits stand side
-//! by side.
+//! `exitless-lab demo`: the program's main job, shown. A stock Debian kernel boots with a disk and
+//! a network card behind an emulated VT-d; the same workload runs in guests that differ in their
+//! registers, in their kernels' unmap policy and in the sidecore's idle policy (`column`), and
+//! their exits are listed side by side.
 //!
 //! Figures are counts per 4 KiB direct read, one request at a time, medians over rounds in which
 //! the guests take turns. With `--wide` (`wide`) they are those of many requests at once: reads and
@@ -66,18 +66,18 @@ pub struct DemoArgs {
 }
 
 impl DemoArgs {
-    /// Measured requests in each window.
+    /// Returns the measured requests in each window.
     fn reads(&self) -> u32 {
         self.reads.unwrap_or(if self.wide { 500 } else { 120 })
     }
 
-    /// Requests before each window.
+    /// Returns the requests before each window.
     fn warmup(&self) -> u32 {
         self.reads() / 20 + 20
     }
 }
 
-/// Runs the demo; the status is 1 when a claim it makes did not hold.
+/// Runs the demo; the status is 1 if a claim did not hold.
 pub fn main(args: &DemoArgs) -> Result<u8> {
     let start = Instant::now();
     say("starting the host that runs the guests …");
@@ -99,7 +99,7 @@ pub fn main(args: &DemoArgs) -> Result<u8> {
     Ok(u8::from(!figures.holds()))
 }
 
-/// What prints the table once all figures are there.
+/// Function that renders the tables once all figures are set.
 type Table = Box<dyn FnOnce(&figures::Figures) -> String>;
 
 /// Progress goes to standard error, so that the table can be piped.

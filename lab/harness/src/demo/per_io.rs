@@ -2,7 +2,8 @@
 
 use serde_json::Value;
 
-/// Exit causes of a window, as the ledger names them, what has none, and what two claim.
+/// Exit causes of a window, as the ledger names them, and its names for exits with no cause and
+/// with two.
 pub const CAUSES: [&str; 14] = [
     "iommu",
     "iommu_doorbell",
@@ -27,7 +28,7 @@ pub struct PerIo {
     pub total: f64,
     /// By cause, in the order of [`CAUSES`].
     pub causes: [f64; CAUSES.len()],
-    /// Invalidation-queue waits per request: what QEMU's VT-d takes an exit for.
+    /// Invalidation-queue waits per request, for which QEMU's VT-d takes an exit.
     pub waits: f64,
     /// Interrupts that devices sent.
     pub interrupts: f64,
@@ -36,7 +37,7 @@ pub struct PerIo {
 }
 
 impl PerIo {
-    /// From a window of the ledger's JSON.
+    /// Computes the counts from a window of the ledger's JSON.
     pub fn of(window: &Value, requests: u32) -> Self {
         let number = |value: &Value| value.as_f64().unwrap_or(f64::NAN);
         let per = |value: &Value| number(value) / f64::from(requests);
@@ -51,7 +52,7 @@ impl PerIo {
         }
     }
 
-    /// Exits per request of one cause.
+    /// Returns the exits per request of one cause.
     pub fn cause(&self, name: &str) -> f64 {
         let at = CAUSES
             .iter()
@@ -60,20 +61,20 @@ impl PerIo {
         self.causes[at]
     }
 
-    /// Timer and halt: they depend on time, not on requests.
+    /// Returns the exits of timer and halt: they depend on time, not on requests.
     pub fn timer_hlt(&self) -> f64 {
         self.cause("timer") + self.cause("hlt")
     }
 
-    /// All but timer, halt, and delivery of interrupts: whether an interrupt takes an exit of its
-    /// own or ends a halt is decided by what the guest's timer happens to do then. How many are
-    /// sent is a figure of its own.
+    /// Returns all exits but those of timer, halt, and delivery of interrupts: whether an interrupt
+    /// takes an exit of its own or ends a halt depends on the guest's timer at that moment. The
+    /// number of interrupts sent is a figure of its own.
     pub fn compared(&self) -> f64 {
         self.total - self.timer_hlt() - self.cause("interrupt")
     }
 }
 
-/// Middle value; the mean of the two middle ones of an even number.
+/// Returns the middle value; the mean of the two middle ones of an even number.
 pub fn median(mut values: Vec<f64>) -> f64 {
     if values.is_empty() {
         return f64::NAN;
@@ -87,7 +88,7 @@ pub fn median(mut values: Vec<f64>) -> f64 {
     }
 }
 
-/// Four decimals: more would pretend.
+/// Rounds to four decimals: more would not be significant.
 pub fn round(value: f64) -> f64 {
     (value * 1e4).round() / 1e4
 }

@@ -5,8 +5,8 @@ use std::fmt::Write;
 use super::figures::Figures;
 use super::windows::Windows;
 
-/// What a table's first cell says: whose exits they are not must stand beside the figures
-/// themselves.
+/// Returns a table's first cell. It says whether the host is emulated, so that this stands beside
+/// the figures.
 pub fn title(figures: &Figures, what: &str) -> String {
     match figures.get("host_is_emulated").as_bool() {
         Some(true) => format!("{what}, emulated host"),
@@ -14,7 +14,7 @@ pub fn title(figures: &Figures, what: &str) -> String {
     }
 }
 
-/// Where and how it was measured.
+/// Describes the machine and the conditions of the measurement.
 pub fn conditions(figures: &Figures) -> String {
     format!(
         "{}; host kernel {}\n{}\n",
@@ -24,7 +24,7 @@ pub fn conditions(figures: &Figures) -> String {
     )
 }
 
-/// What the program chose where nothing was said.
+/// Describes the program's choices for a guest with default options.
 pub fn defaults(figures: &Figures) -> String {
     format!(
         "no flags: --iommu-mode {} --idle {}, and the stock kernel's own unmapping, which is lazy",
@@ -33,7 +33,7 @@ pub fn defaults(figures: &Figures) -> String {
     )
 }
 
-/// "yes", or "NO".
+/// Returns "yes", or "NO".
 pub fn yes(figures: &Figures, key: &str) -> &'static str {
     match figures.get(key).as_bool() {
         Some(true) => "yes",
@@ -41,14 +41,14 @@ pub fn yes(figures: &Figures, key: &str) -> &'static str {
     }
 }
 
-/// Claims that do not hold, a paragraph each.
+/// Appends the claims that do not hold, a paragraph each.
 pub fn failures(figures: &Figures, text: &mut String) {
     for claim in figures.failed() {
         let _ = writeln!(text, "\n  DOES NOT HOLD: {claim}");
     }
 }
 
-/// The table a person reads.
+/// Renders the table for a reader.
 pub fn table(figures: &Figures, windows: &Windows, adaptive: &Windows) -> String {
     let number = |key: &str| figures.number(key);
     let mut text = format!(
@@ -154,7 +154,7 @@ mod tests {
         assert!(text.contains("--idle adaptive, and the stock kernel's own unmapping"));
         assert_eq!(text.matches("strict unmapping, --idle poll").count(), 1);
         assert_eq!(text.matches("strict unmapping, --idle adaptive").count(), 1);
-        // What stands above several columns begins where the first of them does.
+        // A head of several columns begins at the first of them.
         let above = line("exits a read");
         assert_eq!(above.find("lazy, --idle poll"), Some(2 + 30 + 4 * 10 + 2));
     }

@@ -1,4 +1,4 @@
-//! What the demo runs, one function for each thing it shows.
+//! The scenarios of the demo, one function for each.
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
@@ -12,21 +12,21 @@ use crate::system::guest::{Guest, Outcome, RunningGuest};
 use crate::system::host::Host;
 use crate::system::workloads::{self, DISK_BYTES, Rogue};
 
-/// The measured disk answers no sooner than a disk, and later than a timer tick of the guest: so
-/// each answer finds it halted, in every mode. A file in memory answers while the guest is on its
-/// way there, or both its tick and the answer wake it, and then a race decides what an interrupt
-/// costs. The disk spreads its answers over one tick of 4 ms, so that those which still meet one
-/// are as many in each mode.
+/// Latency of the measured disk, ms: longer than a timer tick of the guest, so that each answer
+/// finds the guest halted, in every mode. A file in memory answers while the guest is about to
+/// halt, or both its tick and the answer wake it, and then a race decides on the cost of an
+/// interrupt. The disk spreads its answers over one tick of 4 ms, so that those which still
+/// coincide with one are as many in each mode.
 const LATENCY_MS: u32 = 6;
 const SEED_HOST: u64 = 11;
 const SEED_GUEST: u64 = 12;
-/// Length of the window in which a guest does nothing.
+/// Length of the window in which a guest is idle, s.
 const IDLE_SECONDS: u32 = 6;
 
-/// The disk that is read; all guests may use it at once.
+/// The disk that is read; all guests may use it at the same time.
 const READS: &str = "reads.img";
 
-/// Everything; what prints the tables.
+/// Runs all scenarios. Returns the function that renders the tables.
 pub fn run(host: &Host, args: &DemoArgs, figures: &mut Figures) -> Result<Table> {
     let longest = LATENCY_MS * 5 / 3;
     figures.set(
@@ -41,7 +41,7 @@ pub fn run(host: &Host, args: &DemoArgs, figures: &mut Figures) -> Result<Table>
     }))
 }
 
-/// A guest that reads `windows` times, between markers.
+/// Returns a guest that reads in `windows` windows, between markers.
 fn reader(host: &Host, column: Column, args: &DemoArgs, windows: u32) -> Guest {
     let (reads, warmup) = (args.reads(), args.warmup());
     let mut guest = column.guest(&format!(
@@ -54,7 +54,7 @@ fn reader(host: &Host, column: Column, args: &DemoArgs, windows: u32) -> Guest {
     guest
 }
 
-/// The first `count` of these windows of the ledger, of so many requests each.
+/// Returns the first `count` of these windows of the ledger, of `requests` requests each.
 pub fn windows_of(windows: &[Value], count: u32, requests: u32) -> Result<Vec<PerIo>> {
     ensure!(
         windows.len() >= count as usize,
@@ -71,8 +71,8 @@ pub fn windows_of(windows: &[Value], count: u32, requests: u32) -> Result<Vec<Pe
     windows[..count as usize].iter().map(of_window).collect()
 }
 
-/// The measured reads: first of the guests that differ in their registers, then of those whose
-/// kernels are left to their own choice.
+/// Measures the reads: first of the guests that differ in their registers, then of those whose
+/// kernels have their default policy.
 fn windows(host: &Host, args: &DemoArgs, figures: &mut Figures) -> Result<Windows> {
     host.put(READS, &workloads::pattern(SEED_HOST))?;
     let mut windows = Windows::new(&Column::ALL);
@@ -90,8 +90,8 @@ fn windows(host: &Host, args: &DemoArgs, figures: &mut Figures) -> Result<Window
     Ok(windows)
 }
 
-/// Guests of these columns take turns: while one reads its window the others are stopped. So
-/// whatever drifts on the host meets all of them alike.
+/// Runs guests of these columns in turns: while one reads its window the others are stopped, so
+/// that any drift of the host affects all of them alike.
 fn in_turns(host: &Host, args: &DemoArgs, columns: &[Column]) -> Result<Vec<(Column, Outcome)>> {
     let (rounds, reads) = (args.rounds, args.reads());
     let mut guests: Vec<(Column, RunningGuest<'_>)> = Vec::new();
@@ -124,14 +124,14 @@ fn in_turns(host: &Host, args: &DemoArgs, columns: &[Column]) -> Result<Vec<(Col
     guests.into_iter().map(end).collect()
 }
 
-/// Lets a guest go on that was stopped, and waits for a line.
+/// Resumes a guest that was stopped, and waits for a line.
 fn go_on(guest: &mut RunningGuest<'_>) -> Result<()> {
     guest.resume()?;
     guest.type_in("\n")
 }
 
-/// The same reads with a sidecore that sleeps, one window for each mode. The last guest, `shared`,
-/// then does nothing for a while, and after that shows everything else.
+/// Measures the same reads with a sidecore that sleeps, one window for each mode. The last guest,
+/// `shared`, is then idle for a while, and after that runs all other scenarios.
 fn adaptive(host: &Host, args: &DemoArgs, figures: &mut Figures) -> Result<Windows> {
     const IDLE: &str = "adaptive";
     let mut windows = Windows::with_idle(&Column::STRICT, IDLE);
@@ -185,11 +185,11 @@ fn idle(outcome: &Outcome, figures: &mut Figures) -> Result<()> {
     Ok(())
 }
 
-/// Number of the disk that data go to and come from; the disks that attack follow.
+/// Number of the disk that data are copied to and from; the disks that attack follow.
 const DATA_DISK: usize = 1;
 
-/// What the host wrote the guest reads, and what the guest writes the host finds; a ping through
-/// virtio-net; and two disks that attack.
+/// Adds the functional checks: the guest reads the host's data, the host the guest's; a ping
+/// through virtio-net; and two disks that attack.
 fn add_function(guest: &mut Guest, host: &Host) -> Result<()> {
     let network = workloads::network_script(5, 50);
     guest.script.push_str(&format!(

@@ -1,10 +1,10 @@
-//! `exitless-lab demo --wide`: what one read at a time of a slow disk does not show. Requests are
+//! `exitless-lab demo --wide`: cases that single reads of a slow disk do not cover. Requests are
 //! answered while the guest is awake: a disk that takes 100 µs is read and written 32 deep, and UDP
 //! datagrams are echoed, one at a time and 32 in flight.
 //!
-//! A guest for each column does all of it, window after window; the columns follow one another. In
-//! the lab the guest is slow, so that such a disk is a fast one for it. Nothing is claimed of the
-//! totals: where they lose, the table says so.
+//! A guest for each column runs all of it, window after window; the columns follow one another. In
+//! the lab the guest is slow, so that such a disk is a fast one for it. No claim is made on the
+//! totals: where shared registers cost more, the table shows it.
 
 use anyhow::{Context, Result};
 
@@ -24,20 +24,20 @@ const LATENCY_US: u32 = 100;
 const DEPTH: u32 = 32;
 const SEED_READ: u64 = 31;
 const SEED_WRITTEN: u64 = 32;
-/// Number of the disk that is written; the one that is read comes before it.
+/// Number of the disk that is written; the disk before it is read.
 const WRITTEN: usize = 1;
 
-/// What is counted.
+/// Workload that is counted.
 #[derive(Clone, Copy)]
 struct Workload {
-    /// Begins the names of its figures.
+    /// Prefix of the names of its figures.
     name: &'static str,
     title: &'static str,
-    /// What exits are divided by: `io` or `packet`.
+    /// Unit that exits are divided by: `io` or `packet`.
     per: &'static str,
-    /// So many of these are one request: an echo is a packet out and one in.
+    /// Units of one request: an echo is a packet out and one in.
     each: u32,
-    /// The program's words but for the windows.
+    /// Command of the program, without the windows.
     command: fn() -> String,
 }
 
@@ -72,7 +72,7 @@ const WORKLOADS: [Workload; 4] = [
     },
 ];
 
-/// Runs a guest of each column; what prints the tables.
+/// Runs a guest of each column. Returns the function that renders the tables.
 pub fn run(host: &Host, args: &DemoArgs, figures: &mut Figures) -> Result<Table> {
     let longest = LATENCY_US * 5 / 3;
     figures.set(
@@ -95,7 +95,7 @@ pub fn run(host: &Host, args: &DemoArgs, figures: &mut Figures) -> Result<Table>
         let first = workload::pattern::first_difference(SEED_WRITTEN, 0, &content[..written(args)]);
         wrong = wrong.or(first.map(|at| format!("{}: byte {at} on the host", column.name())));
     }
-    // What was read, and what came back, is compared by the guest, which fails if it is not right.
+    // The guest compares all data read and echoed, and fails if any is wrong.
     figures.claim("data_verified", wrong.is_none(), || {
         wrong.unwrap_or_default()
     });
@@ -105,7 +105,7 @@ pub fn run(host: &Host, args: &DemoArgs, figures: &mut Figures) -> Result<Table>
     Ok(Box::new(move |figures| table(figures, &of)))
 }
 
-/// A guest of `column` that does everything.
+/// Returns a guest of `column` that runs all workloads.
 fn guest(host: &Host, args: &DemoArgs, column: Column) -> Result<Guest> {
     let cut = format!(
         "--count {} --warmup {} --windows {}",
@@ -113,8 +113,8 @@ fn guest(host: &Host, args: &DemoArgs, column: Column) -> Result<Guest> {
         args.warmup(),
         args.rounds
     );
-    // Blocks follow each other: merged by the guest's kernel, two of its requests would be one of
-    // the disk's.
+    // Consecutive blocks: merged by the guest's kernel, two of its requests would be one of the
+    // disk's.
     let mut script = format!(
         "echo 2 > /sys/block/vda/queue/nomerges && echo 2 > /sys/block/vdb/queue/nomerges && {}",
         workloads::network_up()
@@ -134,14 +134,15 @@ fn guest(host: &Host, args: &DemoArgs, column: Column) -> Result<Guest> {
     Ok(guest)
 }
 
-/// Bytes of the written disk that have been written at least once: blocks are taken in their order.
+/// Returns the bytes of the written disk that have been written at least once: blocks are taken in
+/// their order.
 fn written(args: &DemoArgs) -> usize {
     let blocks = u64::from(args.rounds) * u64::from(args.reads() + args.warmup());
     usize::try_from(blocks * workload::BLOCK as u64)
         .map_or(DISK_BYTES, |bytes| bytes.min(DISK_BYTES))
 }
 
-/// Sorts a guest's windows: those of one workload follow each other.
+/// Distributes a guest's windows: those of one workload follow each other.
 fn take(
     outcome: &Outcome,
     args: &DemoArgs,
@@ -158,7 +159,7 @@ fn take(
     Ok(())
 }
 
-/// The figures of a workload, and that shared registers took no exit in it.
+/// Sets the figures of a workload, and the claim that shared registers took no exit in it.
 fn summarize(figures: &mut Figures, workload: &Workload, windows: &Windows) {
     let Workload { name, per, .. } = *workload;
     windows.set(figures, |column| format!("{name}_{}", column.name()), per);

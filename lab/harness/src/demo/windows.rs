@@ -1,4 +1,4 @@
-//! The windows of one workload, by column: what a table shows, and a report's figures.
+//! The windows of one workload, by column, for the table and for the report's figures.
 
 use std::fmt::Write;
 
@@ -6,7 +6,7 @@ use super::column::Column;
 use super::figures::Figures;
 use super::per_io::{CAUSES, PerIo, median, round};
 
-/// What the guests of each column have counted.
+/// Counts of the guests of each column.
 pub struct Windows {
     of: [Vec<PerIo>; Column::ALL.len()],
     columns: &'static [Column],
@@ -14,12 +14,12 @@ pub struct Windows {
 }
 
 impl Windows {
-    /// None yet, of these columns, whose sidecores poll.
+    /// Creates a set without windows, of these columns, whose sidecores poll.
     pub fn new(columns: &'static [Column]) -> Self {
         Self::with_idle(columns, "poll")
     }
 
-    /// The same, of sidecores with this `--idle`.
+    /// Creates the same, of sidecores with this `--idle`.
     pub fn with_idle(columns: &'static [Column], idle: &'static str) -> Self {
         Self {
             of: Default::default(),
@@ -33,12 +33,12 @@ impl Windows {
         self.of[column as usize].push(window);
     }
 
-    /// Median of one figure of `column`'s windows.
+    /// Returns the median of one figure of `column`'s windows.
     pub fn median(&self, column: Column, of: impl Fn(&PerIo) -> f64) -> f64 {
         median(self.of[column as usize].iter().map(of).collect())
     }
 
-    /// Largest less smallest.
+    /// Returns the largest value less the smallest.
     pub fn spread(&self, column: Column, of: impl Fn(&PerIo) -> f64) -> f64 {
         let values = self.of[column as usize].iter().map(of);
         let (min, max) = values.fold((f64::INFINITY, f64::NEG_INFINITY), |(min, max), value| {
@@ -47,8 +47,7 @@ impl Windows {
         max - min
     }
 
-    /// Turns them into figures of these names: `name` of a column, the figure, and `per`: `io` or
-    /// `packet`.
+    /// Sets figures with these names: `name` of a column, the figure, and `per`: `io` or `packet`.
     pub fn set(&self, figures: &mut Figures, name: impl Fn(Column) -> String, per: &str) {
         for column in self.columns.iter().copied() {
             let name = name(column);
@@ -83,12 +82,12 @@ impl Windows {
         }
     }
 
-    /// A table of medians under `title`: of all causes and the rest, or of these causes.
+    /// Renders a table of medians under `title`: of all causes and the rest, or of these causes.
     pub fn table(&self, text: &mut String, title: &str, rows: &[&str]) {
         self.heads(text, title);
         for (at, cause) in CAUSES.iter().enumerate() {
             let is_shown = rows.is_empty() || rows.contains(cause);
-            // What no request of the demo ever takes stands there if one did.
+            // A cause that no request of the demo has is listed only if there was one.
             let is_rare = ["pci_config", "pause"].contains(cause);
             let is_seen = || {
                 self.columns
@@ -111,7 +110,7 @@ impl Windows {
     }
 
     fn heads(&self, text: &mut String, title: &str) {
-        // What stands above several columns stands above the first of them.
+        // A head of several columns begins at the first of them.
         let mut above = String::new();
         let mut last = String::new();
         for (at, column) in self.columns.iter().enumerate() {
@@ -134,7 +133,7 @@ impl Windows {
     fn row(&self, text: &mut String, name: &str, digits: usize, of: impl Fn(&PerIo) -> f64) {
         let _ = write!(text, "  {name:<LABEL$}");
         for column in self.columns.iter().copied() {
-            // Adding zero turns a negative one into a plain one.
+            // Adding zero turns negative zero into zero.
             let value = self.median(column, &of) + 0.0;
             let _ = write!(text, "{value:>WIDTH$.digits$}");
         }
@@ -142,7 +141,7 @@ impl Windows {
     }
 }
 
-/// Characters of a row's name, and of a column.
+/// Width of a row's name, and of a column, in characters.
 const LABEL: usize = 30;
 const WIDTH: usize = 10;
 

@@ -1,26 +1,27 @@
-//! What moves vectors about, in every mode: the driver unbound and bound, the controller reset
-//! under load, page-table isolation; and from one processor to the other, under load.
+//! Operations that change vectors, in every mode: the driver is unbound and bound, the controller
+//! is reset under load, page-table isolation is on, and the interrupt moves from one processor to
+//! the other, under load.
 
 use anyhow::{Result, ensure};
 
 use super::machine::Machine;
 use super::modes::{self, Boot, Mode, WARMUP};
 
-/// A script that the guest must end with 0, and what it shows.
+/// A script that must end with status 0 in the guest, and its proof.
 #[derive(Clone, Copy)]
 pub struct Churn {
-    /// For people.
+    /// Name for reports.
     pub name: &'static str,
-    /// More of the kernel's command line.
+    /// Additional options of the kernel's command line.
     pub kernel: &'static str,
-    /// The guest's processors.
+    /// Number of the guest's processors.
     pub cpus: u32,
     script: &'static str,
-    /// Said on the console when all is well.
+    /// Text on the console if all is well.
     proof: &'static str,
 }
 
-/// Unbound and bound eight times, 200 reads each.
+/// The driver is unbound and bound eight times, with 200 reads each.
 const REBIND: Churn = Churn {
     name: "driver unbound and bound 8 times",
     kernel: "",
@@ -32,7 +33,7 @@ const REBIND: Churn = Churn {
     proof: "rebound=8",
 };
 
-/// Reset twenty times under verified reads and writes.
+/// The controller is reset twenty times under verified reads and writes.
 const RESET: Churn = Churn {
     name: "controller reset 20 times under load",
     kernel: "",
@@ -60,7 +61,7 @@ const PTI_OFF: Churn = Churn {
     proof: "isolated=0",
 };
 
-/// The second processor taken off line and started again, with reads on either meanwhile.
+/// The second processor is taken off line and started again, with reads on either meanwhile.
 const REPLUG: Churn = Churn {
     name: "second processor off line and on 3 times",
     kernel: "",
@@ -72,7 +73,7 @@ const REPLUG: Churn = Churn {
     proof: "replugged=3",
 };
 
-/// All, with their modes.
+/// Returns all operations, with their modes.
 pub fn all() -> Vec<(Churn, Mode)> {
     let mut all = Vec::new();
     for mode in Mode::ALL {
@@ -85,7 +86,7 @@ pub fn all() -> Vec<(Churn, Mode)> {
     all
 }
 
-/// Runs it.
+/// Runs one.
 pub fn run(machine: &Machine, churn: &Churn, mode: Mode) -> Result<()> {
     let boot = Boot {
         kernel: churn.kernel,
@@ -103,15 +104,15 @@ pub fn run(machine: &Machine, churn: &Churn, mode: Mode) -> Result<()> {
     Ok(())
 }
 
-/// How often the device's interrupt is moved from one processor to the other, at least.
+/// Least number of times that the device's interrupt is moved from one processor to the other.
 pub const MOVES: u64 = 20;
 
-/// Reads meanwhile.
+/// Reads during the moves.
 pub const MOVED_READS: u64 = 6000;
 
-/// What came of it.
+/// Result of the moves.
 pub struct Moved {
-    /// Times that it was moved while it was used.
+    /// Number of moves while it was used.
     pub moves: u64,
     /// Interrupts lost, or taken twice.
     pub lost_or_double: u64,
@@ -119,13 +120,13 @@ pub struct Moved {
     pub by_cpu: Vec<u64>,
 }
 
-/// The device's one interrupt is moved under verified reads, as an administrator would
-/// (`/proc/irq/N/smp_affinity_list`): no read is lost, and each is one interrupt, on one processor
-/// or the other.
+/// Moves the device's one interrupt under verified reads, as an administrator would
+/// (`/proc/irq/N/smp_affinity_list`): no read is lost, and each takes one interrupt, on one
+/// processor or the other.
 pub fn moved(machine: &Machine, mode: Mode, iommu: bool) -> Result<Moved> {
     const READS: u64 = MOVED_READS;
-    // One message for all queues is one that Linux lets be moved; those of a queue of its own stay
-    // with its processor.
+    // Linux permits the move of a message that serves all queues; the message of a single queue
+    // stays with its processor.
     let script = format!(
         "n=$(grep nvme0q /proc/interrupts | cut -d: -f1 | tr -d ' '); grep nvme0q /proc/interrupts; \
          (workload reads /dev/nvme0n1 --count {READS} --warmup {WARMUP} --in-place --pause-us 300; echo $? > /tmp/read) & \

@@ -1,4 +1,4 @@
-//! The table, the bars, and one JSON object.
+//! The table, the bands, and one JSON object.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -10,11 +10,11 @@ use report::{Host, Object};
 use super::machine::{KINDS, Machine};
 use super::modes::{Figures as Reads, Mode};
 
-/// Above so many ticks per 1,000 reads a run tells more of the machine's load than of its mode, and
-/// its bands do not bind.
+/// Ticks per 1,000 reads above which a run shows the machine's load and not its mode, so that its
+/// bands do not apply.
 const TICKS_MAX: f64 = 60.0;
 
-/// What was found, and what failed.
+/// Figures found, and claims that failed.
 pub struct Figures {
     object: Object,
     tables: String,
@@ -23,7 +23,7 @@ pub struct Figures {
 }
 
 impl Figures {
-    /// With the conditions.
+    /// Creates the figures, with the conditions.
     pub fn new(machine: &Machine) -> Self {
         let mode = "exitless-hv on an emulated AMD machine (QEMU TCG): counts only, no times";
         let mut object = Object::new(&Host::read(), mode);
@@ -37,24 +37,24 @@ impl Figures {
         }
     }
 
-    /// A figure.
+    /// Sets a figure.
     pub fn set(&mut self, key: &str, value: f64) {
         self.object.number(key, value);
     }
 
-    /// A figure that was set.
+    /// Returns a figure that was set.
     pub fn get(&self, key: &str) -> Option<f64> {
         self.object.get(key)
     }
 
-    /// A line for people.
+    /// Prints a line for a reader.
     pub fn say(&mut self, line: &str) {
         println!("{line}");
         self.tables.push_str(line);
         self.tables.push('\n');
     }
 
-    /// Something that must hold.
+    /// Checks a claim.
     pub fn claim(&mut self, what: &str, holds: bool) {
         if holds {
             self.passed += 1;
@@ -64,7 +64,7 @@ impl Figures {
         }
     }
 
-    /// Likewise, with the reason.
+    /// Checks a claim that has a reason.
     pub fn claim_ok<T>(&mut self, what: &str, result: Result<T>) -> Option<T> {
         match result {
             Ok(value) => {
@@ -79,7 +79,7 @@ impl Figures {
         }
     }
 
-    /// One kernel's modes: the thesis's Table 3.1 and Figure 3.3 as one.
+    /// Reports one kernel's modes: the thesis's Table 3.1 and Figure 3.3 as one.
     pub fn modes(&mut self, kernel: &str, suffix: &str, runs: &[Reads]) {
         let mut text = format!(
             "\nexits per 1,000 interrupts of the assigned NVMe controller, Linux {kernel}\n"
@@ -135,12 +135,11 @@ impl Figures {
         }
     }
 
-    /// Holds runs of a mode against other runs of it, made at the same time: their medians may be 5
-    /// % or 2 per 1,000 apart, or as far as those others are from each other. Returns the median
-    /// runs.
+    /// Compares runs of a mode with other runs of it, made at the same time: their medians may
+    /// differ by 5 % or 2 per 1,000, or by the spread of those others. Returns the median runs.
     ///
-    /// In mode `eli` each exit that is left is behind a tick or is not, by the phase of the two,
-    /// and an emulator's phases are its host's: the runs of one kind differ by more than 5 %.
+    /// In mode `eli` each remaining exit coincides with a tick or not, by the phase of the two, and
+    /// an emulator's phases are its host's: the runs of one kind differ by more than 5 %.
     pub fn compare(
         &mut self,
         (name, with): (&str, &[Reads]),
@@ -174,7 +173,7 @@ impl Figures {
             round(run.device_exits_per_1000()),
         );
         if suffix.is_empty() {
-            // Beside those of two processors.
+            // Beside the figures of two processors.
             self.set(&format!("exits_per_1000_{key}_1cpu"), round(per_1000));
         }
         self.set(&format!("reads_verified_{key}{suffix}"), run.reads as f64);
@@ -229,7 +228,7 @@ impl Figures {
                 ));
             }
         };
-        // What two processors of the guest's say to each other are no exits of the device.
+        // Messages between two processors of the guest are no exits of the device.
         let per_1000 = if run.cpus == 1 {
             per_1000
         } else {
@@ -241,7 +240,7 @@ impl Figures {
             Mode::Delivery => band("exits per 1,000", per_1000, 0.0, 1300.0, binds),
             Mode::Eli => band("exits per 1,000", per_1000, 0.0, 120.0, binds),
             Mode::EliTimer => band("exits per 1,000", per_1000, 0.0, 2.0, binds),
-            // No device is assigned there (`polling`).
+            // No device is assigned in these modes (`polling`).
             Mode::Elvis | Mode::Poll => {}
         }
         if run.mode == Mode::Eli {
@@ -258,8 +257,8 @@ impl Figures {
                 round(both),
             );
         }
-        // The emulated machine's clock is the host's: a watchdog of 20 ms is 50 a second, at each
-        // of the guest's processors.
+        // The emulated machine's clock is the host's: a watchdog of 20 ms gives 50 a second, at
+        // each of the guest's processors.
         let watchdog = round(per_second(run.watchdog, run.ms) / f64::from(run.cpus));
         let line = format!(
             "watchdog exits per second in mode {}{suffix}: {watchdog}, at most 60",
@@ -268,7 +267,7 @@ impl Figures {
         self.claim(&line, watchdog <= 60.0 || run.ms < 200);
     }
 
-    /// Writes the object; the closing line; the status.
+    /// Writes the object, prints the closing line, and returns the status.
     pub fn end(&mut self, path: &Path, wall: Duration) -> Result<u8> {
         self.set("wall_s", wall.as_secs_f64().round());
         self.object.value("failed", self.failed.clone());
@@ -281,14 +280,14 @@ impl Figures {
     }
 }
 
-/// The run in the middle by its exits.
+/// Returns the run in the middle by its exits.
 fn median(runs: &[Reads]) -> Option<&Reads> {
     let mut sorted: Vec<_> = runs.iter().collect();
     sorted.sort_by(|a, b| a.exits_per_1000().total_cmp(&b.exits_per_1000()));
     sorted.get(runs.len() / 2).copied()
 }
 
-/// Two decimals.
+/// Rounds to two decimals.
 pub fn round(value: f64) -> f64 {
     (value * 100.0).round() / 100.0
 }

@@ -13,10 +13,10 @@ use lab::packages::{Needs, Packages, Version};
 use lab::patience::Limit;
 use serde_json::{Map, Value};
 
-/// The oldest QEMU whose processor has x2APIC in software.
+/// Oldest QEMU that emulates x2APIC in software.
 pub const QEMU: Version = Version::new(10, 0);
 
-/// What runs need, made once.
+/// Files that runs need, made once.
 pub struct Machine {
     packages: Packages,
     hypervisor: PathBuf,
@@ -27,62 +27,63 @@ pub struct Machine {
     scratch: tempfile::TempDir,
 }
 
-/// What a run is given.
+/// Configuration of a run.
 pub struct Run<'a> {
     /// The hypervisor's command line.
     pub options: String,
     /// The guest.
     pub guest: Guest<'a>,
-    /// QEMU's processor.
+    /// Processor model of QEMU.
     pub cpu: &'a str,
-    /// With the NVMe controller.
+    /// Whether there is an NVMe controller.
     pub nvme: bool,
-    /// It has one interrupt message, which the guest may move, instead of one for each processor.
+    /// Whether it has one interrupt message, which the guest may move, instead of one for each
+    /// processor.
     pub one_message: bool,
-    /// With a disk in memory, for the block function.
+    /// Whether there is a disk in memory, for the block function.
     pub ram_disk: bool,
-    /// With an IOMMU before the controller.
+    /// Whether there is an IOMMU before the controller.
     pub iommu: bool,
-    /// Processors.
+    /// Number of processors.
     pub cpus: u32,
-    /// How long it may take on an idle machine.
+    /// Time limit on an idle machine.
     pub limit: Duration,
 }
 
-/// A processor with all that is needed.
+/// A processor model with all features needed.
 pub const CPU: &str = "EPYC,+x2apic";
 
-/// Who runs.
+/// Guest of a run.
 #[derive(Clone, Copy)]
 pub enum Guest<'a> {
-    /// Linux; more of its command line, and a script.
+    /// Linux, with these additional options of its command line, and this script.
     Linux(&'a str, &'a str),
-    /// The guest that attacks; its command line.
+    /// The attacking guest, with this command line.
     Attack(&'a str),
     /// A file that is no kernel.
     NoKernel,
-    /// Linux, with a command line that is too long for it.
+    /// Linux, with a command line that is too long.
     LongLine,
 }
 
-/// What came of it.
+/// Result of a run.
 pub struct Ran {
     /// The guest's serial line.
     pub console: String,
     /// The hypervisor's log.
     pub log: String,
-    /// It ended by itself.
+    /// Whether it ended by itself.
     pub ended: bool,
-    /// The emulator itself did not end well: what it said last.
+    /// Last output of the emulator, if that failed.
     pub failure: Option<String>,
-    /// Part of its time for which one of its threads waited for a processor of this machine's: how
-    /// busy others kept it.
+    /// Largest part of its time for which one of its threads waited for a processor of this
+    /// machine: the load by others.
     pub waited: f64,
 }
 
 impl Machine {
-    /// With the distribution's kernel, or one of `series`; a disk of `disk_bytes` with the pattern
-    /// of [`SEED`].
+    /// Prepares runs with the distribution's kernel, or one of `series`, and a disk of `disk_bytes`
+    /// with the pattern of [`SEED`].
     pub fn new(
         hypervisor: Option<&Path>,
         series: Option<Version>,
@@ -129,19 +130,19 @@ impl Machine {
         })
     }
 
-    /// The release of Linux that it boots.
+    /// Returns the release of Linux that it boots.
     pub fn kernel(&self) -> &str {
         self.packages.guest().release()
     }
 
-    /// QEMU's version.
+    /// Returns QEMU's version.
     pub fn qemu(&self) -> Version {
         self.packages.qemu_version()
     }
 
-    /// Runs it. Several may run at once.
+    /// Executes a run. Several may run at the same time.
     pub fn run(&self, run: &Run<'_>) -> Result<Ran> {
-        // Files of its own, which go with it.
+        // Files of its own, removed with it.
         let files = tempfile::Builder::new()
             .prefix("run-")
             .tempdir_in(self.scratch.path())
@@ -210,8 +211,8 @@ impl Machine {
         Ok(ran)
     }
 
-    /// QEMU's `-initrd` for a multiboot image: files with their command lines, a comma between
-    /// them.
+    /// Returns QEMU's `-initrd` for a multiboot image: files with their command lines, a comma
+    /// between them.
     fn modules(&self, guest: &Guest<'_>) -> Result<OsString> {
         let module = |path: &Path, line: &str| {
             let mut text = in_option(path);
@@ -235,13 +236,14 @@ impl Machine {
     }
 }
 
-/// Bytes of the disk in memory, which has to lie in the hypervisor's own, behind kernel and initrd.
+/// Bytes of the disk in memory, which must lie in the hypervisor's memory, behind kernel and
+/// initrd.
 pub const RAM_DISK_BYTES: usize = 8 << 20;
 
-/// Of the disk's pattern.
+/// Seed of the disk's pattern.
 pub const SEED: u64 = 1;
 
-/// A file of this name where this program is, or where cargo put it.
+/// Finds a file of this name beside this program, or in cargo's directory.
 fn beside(name: &str) -> Result<PathBuf> {
     let program = std::env::current_exe().context("finding this program")?;
     let directory = program
@@ -256,15 +258,15 @@ fn beside(name: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// An option that ends with a path.
+/// Returns an option that ends with a path.
 fn with_path(option: &str, path: &Path) -> OsString {
     let mut text = OsString::from(option);
     text.push(in_option(path));
     text
 }
 
-/// How it ended, if it did before its time, and for which part of it a thread of it waited; a busy
-/// machine gives it more.
+/// Waits for the end. Returns the status, if it ended in time, and the part of its time for which a
+/// thread of it waited. The limit is longer on a busy machine.
 fn wait(mut child: Child, limit: Duration) -> Result<(Option<ExitStatus>, f64)> {
     const STEP: Duration = Duration::from_millis(20);
     let mut limit = Limit::new(limit);
@@ -276,7 +278,7 @@ fn wait(mut child: Child, limit: Duration) -> Result<(Option<ExitStatus>, f64)> 
         }
         waited = waited.max(longest_wait(child.id()));
         let Some(step) = limit.step() else {
-            // Only a machine that hangs is ended so, and it has nothing to save.
+            // Only a machine that hangs is killed here, and it has nothing to save.
             child.kill().context("ending QEMU")?;
             child.wait().context("waiting for QEMU")?;
             return Ok((None, 0.0));
@@ -285,8 +287,8 @@ fn wait(mut child: Child, limit: Duration) -> Result<(Option<ExitStatus>, f64)> 
     }
 }
 
-/// How long a thread of `process` was ready and had no processor, the longest of all (proc(5),
-/// schedstat); zero where the kernel does not say.
+/// Returns the longest time for which a thread of `process` was ready and had no processor
+/// (proc(5), schedstat); zero where the kernel does not say.
 fn longest_wait(process: u32) -> Duration {
     let threads = fs::read_dir(format!("/proc/{process}/task"));
     let of = |thread: fs::DirEntry| -> Option<u64> {
@@ -302,7 +304,7 @@ fn longest_wait(process: u32) -> Duration {
 }
 
 impl Ran {
-    /// The last report of this kind.
+    /// Returns the last report of this kind.
     pub fn report(&self, kind: &str) -> Result<Report> {
         let last = self
             .reports()
@@ -316,7 +318,7 @@ impl Ran {
         })
     }
 
-    /// All of them.
+    /// Returns all reports.
     pub fn reports(&self) -> impl Iterator<Item = Report> {
         let lines = self.log.lines().filter(|line| line.starts_with('{'));
         lines
@@ -324,7 +326,7 @@ impl Ran {
             .map(Report)
     }
 
-    /// The end of both logs, for an error.
+    /// Returns the end of both logs, for an error.
     pub fn tail(&self) -> String {
         let last = |text: &str| {
             let lines: Vec<&str> = text.lines().collect();
@@ -342,7 +344,7 @@ impl Ran {
 pub struct Report(Map<String, Value>);
 
 impl Report {
-    /// The sums of reports' counts; what is no count is the last one's.
+    /// Sums the counts of reports; for a value that is no count, takes the last report's.
     pub fn sum(reports: impl IntoIterator<Item = Self>) -> Self {
         let mut sum = Map::new();
         for (key, value) in reports.into_iter().flat_map(|report| report.0) {
@@ -356,27 +358,28 @@ impl Report {
         Self(sum)
     }
 
-    /// A count; what the hypervisor did not see it leaves out.
+    /// Returns a count; 0 if the report omits it, as the hypervisor does for events that it did not
+    /// see.
     pub fn count(&self, key: &str) -> u64 {
         self.0.get(key).and_then(Value::as_u64).unwrap_or(0)
     }
 
-    /// A count, if it is there.
+    /// Returns a count, if it is there.
     pub fn find(&self, key: &str) -> Option<u64> {
         self.0.get(key).and_then(Value::as_u64)
     }
 
-    /// Whether there is such a count.
+    /// Returns whether there is such a count.
     pub fn has(&self, key: &str) -> bool {
         self.find(key).is_some()
     }
 
-    /// Whether it is of this kind.
+    /// Returns whether it is of this kind.
     pub fn is(&self, kind: &str) -> bool {
         self.0.get("report").and_then(Value::as_str) == Some(kind)
     }
 
-    /// Exits on this account, by kind.
+    /// Returns the exits of this cause, by kind.
     pub fn exits_of(&self, cause: &str) -> Vec<(String, u64)> {
         let ending = format!("_{cause}");
         let of = |(key, value): (&String, &Value)| {
@@ -388,13 +391,13 @@ impl Report {
         self.0.iter().filter_map(of).collect()
     }
 
-    /// Their sum.
+    /// Returns their sum.
     pub fn sum_of(&self, cause: &str) -> u64 {
         self.exits_of(cause).iter().map(|(_, count)| count).sum()
     }
 }
 
-/// Kinds of exits, as the hypervisor names them.
+/// Kinds of exits, by the hypervisor's names.
 pub const KINDS: [&str; 16] = [
     "intr", "nmi", "vintr", "np", "gp", "eoi", "timer", "apic", "msr", "cr8", "cpuid", "io", "npf",
     "idtr", "step", "other",

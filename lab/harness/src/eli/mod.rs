@@ -1,13 +1,13 @@
 //! `exitless-lab eli` (`make eli`): exits of an assigned device's interrupts under `exitless-hv`,
 //! mode by mode, and attacks on it.
 //!
-//! The hypervisor is a machine's own, so each run boots QEMU with it instead of a kernel
-//! (`machine`). `modes` boots Debian's kernel and reads; `churn` moves vectors about; `refusals` is
-//! what it cannot do; `attacks` runs the hostile guest. Counts come from the hypervisor's log, and
-//! are held against what the guest counted: its interrupts, and what it read.
+//! The hypervisor takes a whole machine, so each run boots QEMU with it instead of a kernel
+//! (`machine`). `modes` boots Debian's kernel and reads; `churn` changes vectors; `refusals` has
+//! the configurations that it refuses; `attacks` runs the hostile guest. Counts come from the
+//! hypervisor's log, and are compared with the guest's own counts: its interrupts, and its reads.
 //!
-//! Left out: time. What the thesis measures in time (Table 3.2, Figure 3.4, throughput) an emulator
-//! cannot show.
+//! Left out: time. The thesis's measurements of time (Table 3.2, Figure 3.4, throughput) are not
+//! possible on an emulator.
 
 mod attacks;
 mod churn;
@@ -81,7 +81,8 @@ pub struct EliArgs {
     /// Verified reads of 4 KiB in each mode.
     #[arg(long, value_name = "N", default_value_t = 2000, value_parser = clap::value_parser!(u64).range(100..=200_000))]
     reads: u64,
-    /// How often each attack is run in each mode, without its defences, with them, and calm.
+    /// Number of times that each attack is run in each mode, without its defences, with them, and
+    /// calm.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
     times: u32,
     /// Series of the guest's kernel, for example 6.12 [default: the distribution's]
@@ -99,22 +100,22 @@ pub struct EliArgs {
 const OTHER: Version = Version::new(6, 12);
 /// Attacks of `--quick`, in mode `eli`.
 const QUICK: [&str; 4] = ["e1stack", "e3", "e2turns", "broadcast_pin"];
-/// What keys of runs with two processors end with, and the most reads of these that `--all` makes.
+/// Suffix of the keys of runs with two processors, and the most reads of these that `--all` makes.
 const TWO: &str = "_2cpu";
 const TWO_READS: u64 = 6000;
-/// How often each attack is run by `--soak`.
+/// Number of times that `--soak` runs each attack.
 const SOAK_TIMES: u32 = 5;
-/// Its reads: so many that what is caught behind ticks, some 600 interrupts, is a matter of the
-/// mode and not of luck.
+/// Reads of `--soak`: so many that the share of interrupts caught behind ticks, some 600, depends
+/// on the mode and not on chance.
 const QUICK_READS: u64 = 10_000;
 /// Pairs of runs in mode `eli` with an IOMMU and without.
 const ELI_ROUNDS: u32 = 5;
-/// Those of the block function.
+/// Reads of the block function.
 const POLLING_READS: u64 = 1000;
-/// Computed before each read, µs: points of the thesis's Figures 3.5 and 3.6.
+/// Computation before each read, µs: points of the thesis's Figures 3.5 and 3.6.
 const RATES: [u64; 4] = [0, 300, 1000, 3000];
 
-/// Runs what was asked for; the status is 1 when something did not hold.
+/// Runs what the arguments ask for; the status is 1 if a claim did not hold.
 pub fn main(args: &EliArgs) -> Result<u8> {
     let start = Instant::now();
     let reads = if args.quick { QUICK_READS } else { args.reads };
@@ -173,7 +174,7 @@ pub fn main(args: &EliArgs) -> Result<u8> {
             attacks::check_judges(&mut figures);
         }
         if args.all || args.attacks {
-            // Payloads that drive the block function have modes of their own.
+            // Payloads that drive the block function have their own modes.
             let is_wanted = |mode: &Mode| args.mode.is_empty() || args.mode.contains(mode);
             let modes: Vec<Mode> = Mode::ALL.into_iter().filter(is_wanted).collect();
             let names: Vec<&str> = args.attack.iter().map(String::as_str).collect();
@@ -192,7 +193,7 @@ pub fn main(args: &EliArgs) -> Result<u8> {
     figures.end(&args.report, start.elapsed())
 }
 
-/// The modes on one kernel.
+/// Measures the modes on one kernel.
 fn table(
     machine: &Machine,
     args: &EliArgs,
@@ -221,8 +222,8 @@ fn table(
     figures.modes(machine.kernel(), suffix, &runs);
 }
 
-/// The modes with the controller behind an IOMMU, each at the same time as without: what depends on
-/// time is then the same.
+/// Measures the modes with the controller behind an IOMMU, each at the same time as without:
+/// effects of time are then the same.
 fn beside_iommu(machine: &Machine, reads: u64, figures: &mut Figures) {
     const WITH: &str = "_iommu";
     const WITHOUT: &str = "_beside_iommu";
@@ -235,7 +236,7 @@ fn beside_iommu(machine: &Machine, reads: u64, figures: &mut Figures) {
     };
     let [mut with_iommu, mut beside] = [Vec::new(), Vec::new()];
     for mode in Mode::ALL {
-        // Where what is left is a matter of phases, more than one run.
+        // If the remaining exits depend on phases, more than one run.
         let rounds = if mode == Mode::Eli { ELI_ROUNDS } else { 1 };
         let mut runs = [Vec::new(), Vec::new()];
         for _ in 0..rounds {
@@ -264,7 +265,7 @@ fn beside_iommu(machine: &Machine, reads: u64, figures: &mut Figures) {
     figures.modes(machine.kernel(), WITHOUT, &beside);
 }
 
-/// Exits by the rate of interrupts, and for interrupts that the guest sends itself.
+/// Measures exits by the rate of interrupts, and for interrupts that the guest sends itself.
 fn rates(machine: &Machine, figures: &mut Figures) {
     const READS: u64 = 1000;
     figures.say("\nexits per 1,000 interrupts by what is computed before each read, all of them (with ticks)");
@@ -315,8 +316,8 @@ fn rates(machine: &Machine, figures: &mut Figures) {
     }
 }
 
-/// What moves vectors about, of guests with so many processors or more, two at a time: nothing of
-/// it is a matter of time.
+/// Runs the operations that change vectors, in guests with at least `least_cpus` processors, two at
+/// a time: no result depends on time.
 fn churn(machine: &Machine, least_cpus: u32, figures: &mut Figures) {
     let all = churn::all().into_iter();
     let all: Vec<_> = all.filter(|(churn, _)| churn.cpus >= least_cpus).collect();
@@ -339,7 +340,7 @@ fn churn(machine: &Machine, least_cpus: u32, figures: &mut Figures) {
     }
 }
 
-/// The device's interrupt moved from one of two processors to the other.
+/// Checks moves of the device's interrupt from one of two processors to the other.
 fn moved(machine: &Machine, args: &EliArgs, figures: &mut Figures) {
     let wanted = |mode: &Mode| args.mode.is_empty() || args.mode.contains(mode);
     let (mut lost, mut moves) = (0, 0);
@@ -371,7 +372,7 @@ fn moved(machine: &Machine, args: &EliArgs, figures: &mut Figures) {
     figures.set("affinity_lost_or_double", lost as f64);
 }
 
-/// What it cannot do it refuses.
+/// Checks that the hypervisor refuses what it does not support.
 fn refusals(machine: &Machine, figures: &mut Figures) {
     for refusal in &refusals::REFUSALS {
         eprintln!("eli: {}", refusal.what);
@@ -382,7 +383,7 @@ fn refusals(machine: &Machine, figures: &mut Figures) {
     figures.claim_ok("without a device there is injection", ran);
 }
 
-/// Twenty rounds, and 200,000 interrupts in one.
+/// Runs twenty rounds, and 200,000 interrupts in one.
 fn soak(machine: &Machine, figures: &mut Figures) -> Result<()> {
     const ROUNDS: u32 = 20;
     for round in 1..=ROUNDS {

@@ -1,4 +1,5 @@
-//! A stock kernel and its NVMe controller, mode by mode: what exits, and whether anything was lost.
+//! A stock kernel and its NVMe controller, mode by mode: its exits, and whether an interrupt was
+//! lost.
 
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use workload::pattern::Checksum;
 
 use super::machine::{CPU, Guest, Machine, Ran, Report, Run, SEED};
 
-/// What goes without an exit, as the hypervisor's command line has it.
+/// Mode of the hypervisor, as on its command line: the events that take no exit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
 pub enum Mode {
     /// Nothing.
@@ -27,13 +28,13 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// All in which a device is assigned, in the order of the table.
+    /// All modes in which a device is assigned, in the order of the table.
     pub const ALL: [Self; 4] = [Self::Baseline, Self::Delivery, Self::Eli, Self::EliTimer];
 
-    /// Those in which a core polls.
+    /// Modes in which a core polls.
     pub const POLLING: [Self; 2] = [Self::Poll, Self::Elvis];
 
-    /// On the command line.
+    /// Returns its name on the command line.
     pub const fn option(self) -> &'static str {
         match self {
             Self::Baseline => "baseline",
@@ -45,7 +46,7 @@ impl Mode {
         }
     }
 
-    /// In keys of figures.
+    /// Returns its name in keys of figures.
     pub const fn key(self) -> &'static str {
         match self {
             Self::EliTimer => "eli_timer",
@@ -57,32 +58,32 @@ impl Mode {
 /// Reads before the window.
 pub const WARMUP: u64 = 50;
 
-/// Bytes of a disk on which `reads` reads are not made twice.
+/// Returns the size of a disk on which `reads` reads do not repeat a block.
 pub fn disk_bytes(reads: u64) -> usize {
     (reads + WARMUP) as usize * BLOCK
 }
 
-/// What a guest is asked to do.
+/// Work of a guest.
 #[derive(Clone, Copy, Debug)]
 pub struct Work {
     /// Reads of 4 KiB, one at a time.
     pub reads: u64,
-    /// Computed before each, µs.
+    /// Computation before each read, µs.
     pub pause_us: u64,
-    /// More of the kernel's command line.
+    /// Additional options of the kernel's command line.
     pub kernel: &'static str,
-    /// The controller is behind an IOMMU.
+    /// Whether the controller is behind an IOMMU.
     pub iommu: bool,
-    /// The guest's processors, each of which makes its part of the reads.
+    /// Number of the guest's processors, each of which makes its part of the reads.
     pub cpus: u32,
 }
 
-/// What a mode came to.
+/// Result of a mode.
 #[derive(Clone, Debug)]
 pub struct Figures {
     /// The mode.
     pub mode: Mode,
-    /// The guest's processors.
+    /// Number of the guest's processors.
     pub cpus: u32,
     /// Reads in the window; each is verified.
     pub reads: u64,
@@ -91,13 +92,13 @@ pub struct Figures {
     pub lost_or_double: u64,
     /// Exits on account of the device, by kind.
     pub device: Vec<(String, u64)>,
-    /// Of the guest otherwise, of the timer, of the watchdog.
+    /// Other exits of the guest.
     pub guest: u64,
-    /// See `guest`.
+    /// Exits of the timer.
     pub timer: u64,
-    /// See `guest`.
+    /// Exits of the watchdog.
     pub watchdog: u64,
-    /// All.
+    /// All exits.
     pub exits: u64,
     /// Device interrupts caught.
     pub caught: u64,
@@ -105,33 +106,34 @@ pub struct Figures {
     pub direct_exits: u64,
     /// Timer interrupts that the host saw.
     pub ticks: u64,
-    /// Of the window's time that part which the guest had, of each processor's: the emulator's, and
-    /// so no measure of a machine's.
+    /// Part of the window's time that the guest had, of each processor's time: the emulator's, and
+    /// therefore no measure of a real machine's.
     pub in_guest: f64,
-    /// The window, ms of the emulated machine.
+    /// Length of the window, ms of the emulated machine.
     pub ms: u64,
 }
 
 impl Figures {
-    /// Exits of the device and of the guest, without those of ticks, per 1,000 interrupts.
+    /// Returns the exits of the device and of the guest, without those of ticks, per 1,000
+    /// interrupts.
     pub fn exits_per_1000(&self) -> f64 {
         let device: u64 = self.device.iter().map(|(_, count)| count).sum();
-        // The marker that ends the window is the measurement's own.
+        // The marker that ends the window belongs to the measurement.
         (device + self.guest).saturating_sub(1) as f64 * 1000.0 / self.reads as f64
     }
 
-    /// Exits of the device alone, per 1,000 interrupts.
+    /// Returns the exits of the device alone, per 1,000 interrupts.
     pub fn device_exits_per_1000(&self) -> f64 {
         let device: u64 = self.device.iter().map(|(_, count)| count).sum();
         device as f64 * 1000.0 / self.reads as f64
     }
 
-    /// Ticks per 1,000 reads.
+    /// Returns the ticks per 1,000 reads.
     pub fn ticks_per_1000(&self) -> f64 {
         self.ticks as f64 * 1000.0 / self.reads as f64
     }
 
-    /// Exits of this kind on account of the device.
+    /// Returns the exits of this kind on account of the device.
     pub fn device_exits(&self, kind: &str) -> u64 {
         self.device
             .iter()
@@ -141,7 +143,7 @@ impl Figures {
     }
 }
 
-/// Reads in `mode`.
+/// Measures reads in `mode`.
 pub fn reads(machine: &Machine, mode: Mode, work: &Work) -> Result<Figures> {
     let Work {
         reads,
@@ -182,7 +184,7 @@ pub fn reads(machine: &Machine, mode: Mode, work: &Work) -> Result<Figures> {
     );
     verify(&ran, each, cpus)?;
     let counts = interrupts(&ran, cpus)?;
-    // Each processor's reads are interrupts of its own.
+    // Each processor's reads take interrupts of its own.
     let lost_or_double = counts
         .iter()
         .map(|count| count.abs_diff(each + WARMUP))
@@ -211,19 +213,19 @@ fn figures((mode, cpus): (Mode, u32), reads: u64, lost_or_double: u64, window: &
     }
 }
 
-/// What Linux is booted on.
+/// Machine on which Linux is booted.
 pub struct Boot<'a> {
-    /// More of the kernel's command line.
+    /// Additional options of the kernel's command line.
     pub kernel: &'a str,
-    /// The controller is behind an IOMMU.
+    /// Whether the controller is behind an IOMMU.
     pub iommu: bool,
-    /// The guest's processors. With more than one the machine has another, which watches.
+    /// Number of the guest's processors. With more than one the machine has another, which watches.
     pub cpus: u32,
-    /// The controller has one interrupt message, which the guest may move.
+    /// Whether the controller has one interrupt message, which the guest may move.
     pub one_message: bool,
 }
 
-/// Boots Linux for a script; it must end well.
+/// Boots Linux for a script, which must succeed.
 pub fn run(machine: &Machine, mode: Mode, boot: &Boot<'_>, script: &str, work: u64) -> Result<Ran> {
     let Boot {
         kernel,
@@ -241,7 +243,7 @@ pub fn run(machine: &Machine, mode: Mode, boot: &Boot<'_>, script: &str, work: u
         one_message,
         ram_disk: polls,
         iommu,
-        // One watches, or polls.
+        // One more, which watches or polls.
         cpus: if cpus == 1 && !polls { 1 } else { cpus + 1 },
         limit: Duration::from_secs(90 + work / 200),
     })?;
@@ -259,7 +261,7 @@ pub fn run(machine: &Machine, mode: Mode, boot: &Boot<'_>, script: &str, work: u
     Ok(ran)
 }
 
-/// What was read is what is on the disk, as often as it was read.
+/// Checks that the data read is the disk's content, and was read `times` times.
 pub fn verify(ran: &Ran, reads: u64, times: u32) -> Result<()> {
     let mut content = vec![0; reads as usize * BLOCK];
     workload::pattern::fill(SEED, WARMUP * BLOCK as u64, &mut content);
@@ -277,8 +279,8 @@ pub fn verify(ran: &Ran, reads: u64, times: u32) -> Result<()> {
     Ok(())
 }
 
-/// The device's interrupts that each of the guest's processors counted (`/proc/interrupts`),
-/// between two times that the script asked.
+/// Returns the device's interrupts that each of the guest's processors counted
+/// (`/proc/interrupts`), between two readings by the script.
 pub fn interrupts(ran: &Ran, cpus: u32) -> Result<Vec<u64>> {
     let lines = ran
         .console

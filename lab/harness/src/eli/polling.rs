@@ -1,5 +1,5 @@
-//! A stock kernel and the block function, whose ring a core of the host's polls: what a request and
-//! its completion cost in exits.
+//! A stock kernel and the block function, whose ring a core of the host polls: exits of a request
+//! and of its completion.
 
 use anyhow::{Result, ensure};
 use workload::BLOCK;
@@ -15,22 +15,22 @@ struct Found {
     reads: u64,
     /// Exits on account of the block function's interrupts.
     exits: u64,
-    /// Those of them that come before the guest's handler: all but the end of interrupt.
+    /// Those of them before the guest's handler: all but the end of interrupt.
     before_handler: u64,
-    /// In direct mode.
+    /// Exits in direct mode.
     direct_exits: u64,
-    /// Interrupts that the guest counted, and reads that it made for them.
+    /// Interrupts that the guest counted, and its reads.
     interrupts: u64,
     asked: u64,
-    /// Timer interrupts that the host saw.
+    /// Timer interrupts that the host took.
     ticks: u64,
-    /// The I/O core's counts in the whole run: requests, interrupts, rings that stopped.
+    /// Counts of the I/O core in the whole run: requests, interrupts, rings that stopped.
     served: u64,
     sent: u64,
     broken: u64,
 }
 
-/// Both modes, with their bars.
+/// Compares both modes with their bars.
 pub fn compare(machine: &Machine, reads: u64, figures: &mut Figures) {
     figures.say(&format!(
         "\nblock function in memory, polled by a core: {reads} verified reads, Linux {}, exits per 1,000",
@@ -137,7 +137,7 @@ fn run(machine: &Machine, mode: Mode, reads: u64) -> Result<Found> {
     })
 }
 
-/// Compares what was read with the disk's content, which is read round and round.
+/// Compares the data read with the disk's content, which is read repeatedly.
 fn verify(ran: &Ran, reads: u64) -> Result<()> {
     let mut disk = vec![0; RAM_DISK_BYTES];
     workload::pattern::fill(SEED, 0, &mut disk);
@@ -158,7 +158,7 @@ fn verify(ran: &Ran, reads: u64) -> Result<()> {
     Ok(())
 }
 
-/// Counts of `/proc/interrupts`, as often as the script asked.
+/// Returns the counts of `/proc/interrupts`, for each reading by the script.
 fn interrupts(ran: &Ran, name: &str) -> Vec<u64> {
     let lines = ran
         .console

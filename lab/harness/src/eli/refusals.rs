@@ -1,4 +1,4 @@
-//! What the hypervisor cannot do: it says so, and ends the machine.
+//! Configurations that the hypervisor refuses: it reports the reason, and ends the machine.
 
 use std::time::Duration;
 
@@ -6,19 +6,19 @@ use anyhow::{Result, ensure};
 
 use super::machine::{CPU, Guest, Machine, Run};
 
-/// What is wrong, and what is said of it.
+/// A configuration that is refused, and the reason that is reported.
 pub struct Refusal {
-    /// For people.
+    /// Name for reports.
     pub what: &'static str,
     cpu: &'static str,
     options: &'static str,
-    /// Processors of the machine.
+    /// Number of the machine's processors.
     cpus: u32,
     guest: Guest<'static>,
     said: &'static str,
 }
 
-/// All of them.
+/// All refusals.
 pub const REFUSALS: [Refusal; 8] = [
     Refusal {
         what: "a processor without SVM",
@@ -86,7 +86,7 @@ pub const REFUSALS: [Refusal; 8] = [
     },
 ];
 
-/// Whether it is refused, and the machine ends.
+/// Checks that it is refused, and that the machine ends.
 pub fn check(machine: &Machine, refusal: &Refusal) -> Result<()> {
     let ran = machine.run(&Run {
         options: refusal.options.to_owned(),
@@ -109,8 +109,8 @@ pub fn check(machine: &Machine, refusal: &Refusal) -> Result<()> {
     Ok(())
 }
 
-/// Without a controller, or with one whose table cannot be had, the guest runs by injection and the
-/// log says why.
+/// Checks that without a controller, or with one whose table is not accessible, the guest runs by
+/// injection and the log says why.
 pub fn without_device(machine: &Machine) -> Result<()> {
     let ran = machine.run(&Run {
         options: "mode=eli".to_owned(),

@@ -1,8 +1,8 @@
 //! `exitless-lab lab`: runs `exitless` inside the emulated host of the `lab` crate.
 //!
-//! Standard input goes in, output comes out as it appears, and the exit status is that of the
-//! command inside. What the lab itself has to say goes to standard error, on lines that begin with
-//! `lab:`. Exit status of the lab's own failures: 2 when it could not start, 1 when it stopped or
+//! Standard input is passed to the command, its output is shown as it appears, and the exit status
+//! is that of the command inside. The lab's own messages go to standard error, on lines that begin
+//! with `lab:`. Exit status of the lab's own failures: 2 if it could not start, 1 if it stopped or
 //! ran out of time.
 
 mod terminal;
@@ -19,15 +19,14 @@ use lab::{Lab, LabConfig, LabError, Running, Stream};
 
 use crate::system::programs::Programs;
 
-/// Said where it is the emulated processor that may have failed. The lab's README has what is
-/// known.
+/// Note on an error that may be the emulated processor's. The lab's README lists the known ones.
 const MAY_BE_THE_LABS: &str = "this may be a fault of the emulated processor, which now and then takes an interrupt when it must not, and not of \
      the guest or of exitless: try again (lab/README.md, «What QEMU gets wrong»)";
 
 /// A day: an interactive session ends when its user wants.
 const SHELL_LIMIT: Duration = Duration::from_secs(24 * 3600);
 
-/// What the help says after its options.
+/// Text of the help after its options.
 pub const EXAMPLES: &str = "\
 The lab is an emulated AMD host with a real /dev/kvm: slow, but complete. It needs no privileges. The first start downloads about 60 MB \
 of Debian packages and installs nothing; they stay in the cache. --guest-module adds about 15 MB, and takes \
@@ -156,20 +155,20 @@ pub struct LabArgs {
     /// ARGS name a program inside rather than arguments of exitless
     #[arg(long)]
     exec: bool,
-    /// What to run inside
+    /// Command to run inside
     #[arg(last = true, required_unless_present_any = ["shell", "export", "prune"])]
     args: Vec<String>,
 }
 
 impl LabArgs {
-    /// The arguments of `exitless` inside; none of another program.
+    /// Returns the arguments of `exitless` inside; none if another program runs.
     #[must_use]
     pub fn inside(&self) -> Option<&[String]> {
         (!self.exec && !self.shell && !self.prune).then_some(&self.args)
     }
 }
 
-/// What keeps a lab of the usual kind from starting here.
+/// Returns the reasons why a lab of the usual kind cannot start here.
 #[must_use]
 pub fn obstacles() -> Vec<String> {
     let mut found = lab::obstacles(&Needs::default());
@@ -237,13 +236,13 @@ fn run(args: &LabArgs) -> anyhow::Result<u8> {
     }
     lab.shutdown()?;
     if let Some(screen) = screen {
-        // With the lab its terminal ended, so this does too; all of it has been shown then.
+        // The terminal ended with the lab, so this does too; all output has been shown then.
         let _ = screen.join();
     }
     Ok(status)
 }
 
-/// The emulated host that these arguments ask for, without the files to copy.
+/// Returns the emulated host that these arguments ask for, without the files to copy.
 fn config(args: &LabArgs, programs: Programs) -> LabConfig {
     LabConfig {
         needs: Needs {
@@ -267,7 +266,7 @@ fn config(args: &LabArgs, programs: Programs) -> LabConfig {
     }
 }
 
-/// Says what is gone, on standard output.
+/// Prints what is removed on standard output.
 fn prune(dry_run: bool) -> anyhow::Result<u8> {
     let pruned = lab::prune::prune(&lab::build::programs_dir(), dry_run)?;
     for path in &pruned.kept {
@@ -282,7 +281,7 @@ fn prune(dry_run: bool) -> anyhow::Result<u8> {
     Ok(0)
 }
 
-/// What to start inside.
+/// Returns the command to start inside.
 fn command<'a>(args: &LabArgs, lab: &'a Lab) -> lab::LabCommand<'a> {
     if args.shell {
         return lab.command("/bin/sh");
@@ -297,12 +296,12 @@ fn limit(args: &LabArgs, default: Duration) -> Duration {
     args.timeout.map_or(default, Duration::from_secs)
 }
 
-/// The command's input and outputs are ours.
+/// Runs the command with our input and outputs.
 fn batch(args: &LabArgs, lab: &Lab) -> Result<u8, LabError> {
     let running = command(args, lab).spawn()?;
     feed(&running);
     let output = running.wait(limit(args, Duration::from_secs(300)), |stream, data| {
-        // A reader that went away does not end the command.
+        // The end of a reader does not end the command.
         let _ = match stream {
             Stream::Stdout => {
                 let mut out = io::stdout().lock();
@@ -317,8 +316,8 @@ fn batch(args: &LabArgs, lab: &Lab) -> Result<u8, LabError> {
     Ok(output.status)
 }
 
-/// Whether a guest ended in a triple fault, by what `run` says, or the lab in a panic, by its
-/// console.
+/// Returns whether a guest ended in a triple fault, by the output of `run`, or the lab in a panic,
+/// by its console.
 fn is_processors_fault(text: &str) -> bool {
     text.contains("triple fault")
         || text.contains("Kernel panic - not syncing: Fatal exception in interrupt")
@@ -330,7 +329,7 @@ fn feed(running: &Running<'_>) {
     thread::spawn(move || {
         let mut buffer = vec![0; 1 << 16];
         loop {
-            // An empty message ends the command's input, as an empty read means the end of ours.
+            // An empty message ends the command's input, as an empty read marks the end of ours.
             let count = io::stdin().read(&mut buffer).unwrap_or(0);
             if send(&buffer[..count]).is_err() || count == 0 {
                 return;
@@ -339,8 +338,8 @@ fn feed(running: &Running<'_>) {
     });
 }
 
-/// The command has the lab's terminal, and that terminal is ours. The thread shows what is written
-/// there until the lab ends.
+/// Gives the command the lab's terminal, and connects that with ours. The returned thread shows its
+/// output until the lab ends.
 fn interact(args: &LabArgs, lab: &mut Lab) -> anyhow::Result<(u8, JoinHandle<()>)> {
     let terminal = lab
         .take_terminal()
@@ -369,7 +368,7 @@ fn interact(args: &LabArgs, lab: &mut Lab) -> anyhow::Result<(u8, JoinHandle<()>
     Ok((output.status, screen))
 }
 
-/// `FILE[:PATH]`; PATH may be a directory (it ends with `/`) or relative to /root.
+/// Parses `FILE[:PATH]`; PATH may be a directory (it ends with `/`) or relative to /root.
 fn put_paths(text: &str) -> anyhow::Result<(PathBuf, String)> {
     let (host, inside) = text.split_once(':').unwrap_or((text, ""));
     let name = file_name(host)?;
@@ -386,7 +385,7 @@ fn put_paths(text: &str) -> anyhow::Result<(PathBuf, String)> {
     Ok((PathBuf::from(host), path))
 }
 
-/// `PATH[:FILE]`; PATH may be relative to /root, FILE a directory.
+/// Parses `PATH[:FILE]`; PATH may be relative to /root, FILE a directory.
 fn get_paths(text: &str) -> anyhow::Result<(String, PathBuf)> {
     let (inside, host) = text.split_once(':').unwrap_or((text, ""));
     let name = file_name(inside)?;
@@ -479,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_be_the_emulated_processors_fault_is_told_from_a_guests_own_end() {
+    fn processor_faults_are_distinguished_from_a_guests_own_end() {
         let ended = "exitless: vCPU 1: triple fault (on AMD the registers are those after a reset)\n  rip 0\n";
         let panicked = "[   57.2] Kernel panic - not syncing: Fatal exception in interrupt\n[   57.3] Kernel Offset: disabled";
         assert!(is_processors_fault(ended) && is_processors_fault(panicked));

@@ -6,13 +6,13 @@ use std::os::fd::AsFd;
 
 use vmm_sys_util::terminal::Terminal;
 
-/// Standard input as a file of its own: a thread blocked in reading it holds no lock that
+/// Returns standard input as a file of its own: a thread blocked in reading it holds no lock that
 /// [`RawMode`] needs.
 pub fn input() -> io::Result<File> {
     Ok(File::from(io::stdin().as_fd().try_clone_to_owned()?))
 }
 
-/// Raw mode for as long as the value lives; nothing if standard input is no terminal.
+/// Raw mode while the value lives; no effect if standard input is no terminal.
 pub struct RawMode {
     entered: bool,
 }
@@ -29,7 +29,7 @@ impl RawMode {
 impl Drop for RawMode {
     fn drop(&mut self) {
         if self.entered {
-            // A terminal that went away needs no mode.
+            // The mode of a terminal that is gone does not matter.
             let _ = io::stdin().lock().set_canon_mode();
         }
     }

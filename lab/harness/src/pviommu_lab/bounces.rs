@@ -26,11 +26,11 @@ const READS: u32 = 1000;
 /// Reads before it.
 const WARMUP: u32 = 200;
 
-/// Measures the rows that are wanted: figures of their names, for each read; writes the report
-/// after each, and returns their lines.
+/// Measures the wanted rows: sets figures with their names, for each read, writes the report after
+/// each row, and returns the rows' lines.
 ///
 /// # Errors
-/// A guest failed, or has no bounce buffers although it is told to; the report cannot be written.
+/// A guest failed, or has no bounce buffers despite `swiotlb=force`; the report cannot be written.
 pub fn measure(
     host: &Host,
     report: &Path,
@@ -51,14 +51,14 @@ pub fn measure(
     Ok(told)
 }
 
-/// Boots the guest of a row; its copies.
+/// Boots the guest of a row. Returns its number of copies.
 fn run(host: &Host, name: &str) -> Result<u64> {
     let (mode, driver) = match name {
         WITH => (Mode::Virtio, Driver::Module(&[])),
         _ => (Mode::None, Driver::Stock),
     };
     let disk = workloads::disk_node(mode, 0);
-    // That the kernel has the buffers shows in its log; what is counted lies between the lines that
+    // The kernel's log shows that it has the buffers; the counted events lie between the lines that
     // `workload` has written.
     let script = format!(
         "dmesg | grep 'Using software bounce buffering' && mount -t tracefs t /sys/kernel/tracing && cd /sys/kernel/tracing && \
@@ -77,7 +77,7 @@ fn run(host: &Host, name: &str) -> Result<u64> {
     bounced(&guest.run(host)?)
 }
 
-/// The count that a guest has printed, of a window with both its marks.
+/// Returns the count that a guest has printed, of a window with both its marks.
 fn bounced(outcome: &Outcome) -> Result<u64> {
     let number = |word: &str| {
         let line = outcome.console.lines().find_map(|line| {

@@ -11,11 +11,11 @@ use crate::demo::{PerIo, rounded};
 use crate::report_file;
 use crate::system::host::Host;
 
-/// What a window has shown, for each of its operations: a read, a transaction, a MiB.
+/// Counts of a window for each of its operations: a read, a transaction, a MiB.
 #[derive(Clone, Debug)]
 pub struct Window {
     exits: PerIo,
-    /// Requests of the IOMMU, the MAPs and the UNMAPs among them.
+    /// Requests to the IOMMU, MAPs and UNMAPs included.
     requests: f64,
     maps: f64,
     unmaps: f64,
@@ -25,7 +25,7 @@ pub struct Window {
 }
 
 impl Window {
-    /// From a window of the ledger's JSON.
+    /// Computes the counts of a window of the ledger's JSON.
     pub fn of(window: &Value, operations: u32) -> Self {
         let exits = PerIo::of(window, operations);
         // Without such an IOMMU there are none.
@@ -44,7 +44,7 @@ impl Window {
         }
     }
 
-    /// By the name of a figure, which ends in `_per_` and an operation.
+    /// Returns the counts by the name of a figure, which ends in `_per_` and an operation.
     fn values(&self) -> [(&'static str, f64); 7] {
         [
             ("requests", self.requests),
@@ -57,12 +57,12 @@ impl Window {
         ]
     }
 
-    /// Requests of the IOMMU.
+    /// Returns the requests to the IOMMU.
     pub fn requests(&self) -> f64 {
         self.requests
     }
 
-    /// MAPs, UNMAPs, kicks, and exits but for timer, halt and delivery of interrupts.
+    /// Returns MAPs, UNMAPs, kicks, and exits but for timer, halt and delivery of interrupts.
     pub fn columns(&self) -> [f64; 4] {
         [self.maps, self.unmaps, self.kicks, self.exits.compared()]
     }
@@ -76,7 +76,7 @@ pub struct Figures {
 }
 
 impl Figures {
-    /// No figure but the conditions.
+    /// Creates a set without figures but for the conditions.
     pub fn new(host: &Host, reads: u32) -> Result<Self> {
         let commit = option_env!("EXITLESS_COMMIT").unwrap_or("unknown");
         let conditions = [
@@ -120,7 +120,7 @@ impl Figures {
         self.values.insert(key, json!(rounded(value)));
     }
 
-    /// What takes several rows, or says by itself whether a bar is met.
+    /// Adds the figures that combine several rows, or say whether a bar is met.
     fn derive(&mut self) {
         let mut derived = Vec::new();
         for (name, key) in [("stock", "polled"), ("stock_lazy", "polled_lazy")] {
@@ -153,22 +153,22 @@ impl Figures {
         }
     }
 
-    /// Sets a figure that is no row's.
+    /// Sets a figure that belongs to no row.
     pub fn put(&mut self, key: &str, value: Value) {
         self.values.insert(key.to_owned(), value);
     }
 
-    /// Whether there are rows.
+    /// Returns whether there are rows.
     pub fn has_rows(&self) -> bool {
         !self.rows.is_empty()
     }
 
-    /// Writes them; the directory is made if it is not there.
+    /// Writes them to a file; creates its directory if need be.
     pub fn write(&self, path: &Path) -> Result<()> {
         report_file::write(path, &self.values)
     }
 
-    /// Requests and exits of each read, a line for each row.
+    /// Renders requests and exits of each read, a line for each row.
     pub fn table(&self) -> String {
         let mut text = format!(
             "for each 4 KiB read, Linux 6.12, 1 vCPU ({})\n  {:<18}{:>8}{:>8}{:>8}{:>9}{:>9} | {:>9}{:>9} with 512 pages\n",

@@ -1,15 +1,15 @@
-//! First touches: page faults that the sidecore takes as devices reach guest memory, and waits of
-//! devices for memory that is absent, with and without each hint that the guest's MAP requests give
-//! (`run --iommu-hints`). The paper's host page-table optimization (HOPT), as counts of what it
-//! saves.
+//! First touches and waits: page faults that the sidecore takes as devices reach guest memory, and
+//! waits of devices for memory that is absent, with and without each hint that the guest's MAP
+//! requests give (`run --iommu-hints`). The paper's host page-table optimization (HOPT), as counts
+//! of the faults and waits that it saves.
 //!
-//! One boot each, of Debian's 6.12 with our module, which keeps no mapping.
+//! One boot each, of Debian's 6.12 with our module, which caches no mapping.
 //!
 //! * *First touches*: direct 4 KiB reads one at a time, each into another page that no device has
 //!   reached before; the sidecore polls.
 //! * *Waits*: a guest whose memory is limited (`--resident`) writes 4 MiB to its disk's page cache,
-//!   then has other memory, so that those pages leave; then it syncs. Each page is a request of its
-//!   own, whose data the disk waits for.
+//!   then touches other memory, so that those pages are evicted; then it syncs. Each page is a
+//!   request of its own, and the disk waits for its data.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -26,7 +26,7 @@ use crate::system::{squeezed, workloads};
 
 /// A guest that is measured.
 struct Row {
-    /// Of keys and of the table.
+    /// Name in keys and in the table.
     name: &'static str,
     /// Value of `--iommu-hints`.
     hints: &'static str,
@@ -46,7 +46,7 @@ const TOUCHES: [Row; 4] = [
     Row::new("hopt_all", "gather=on,populate=on,cache=on"),
 ];
 
-/// Guests whose waits are.
+/// Guests whose waits are measured.
 const WAITS: [Row; 2] = [
     Row::new(SQUEEZED_NONE, "gather=off"),
     Row::new("hopt_gather", "gather=on"),
@@ -55,29 +55,29 @@ const WAITS: [Row; 2] = [
 const NONE: &str = "hopt_none";
 const SQUEEZED_NONE: &str = "hopt_gather_off";
 
-/// Reads of a window: each into a page that no device has reached.
+/// Reads of a window: each into a page that no device has reached before.
 const READS: u32 = 1000;
-/// Reads before it, into pages of their own.
+/// Reads before the window, into pages of their own.
 const WARMUP: u32 = 100;
 
 /// Pages that a limited guest writes.
 const PAGES: u32 = 1024;
-/// MiB that it may have in memory.
+/// MiB that it may have resident.
 const RESIDENT: u64 = 64;
-/// MiB of zeroes that it has besides.
+/// MiB of zeroes that it fills besides.
 const OTHERS: u32 = 72;
 
-/// Names of the rows of first touches.
+/// Returns the names of the rows of first touches.
 pub fn names() -> impl Iterator<Item = &'static str> {
     TOUCHES.iter().map(|row| row.name)
 }
 
-/// Names of the rows of waits.
+/// Returns the names of the rows of waits.
 pub fn names_of_waits() -> impl Iterator<Item = &'static str> {
     WAITS.iter().map(|row| row.name)
 }
 
-/// Counts of a window, for 1,000 operations: reads, or pages written.
+/// Counts of a window for 1,000 operations: reads, or pages written.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Counts {
     /// Page faults of the sidecore, with and without I/O.
@@ -86,14 +86,14 @@ struct Counts {
     pends: f64,
     /// MAP requests.
     maps: f64,
-    /// Questions for absent pages at a MAP.
+    /// Requests at a MAP for pages of which some were absent.
     gathered: f64,
     /// Windows populated since the machine started.
     populated: f64,
 }
 
 impl Counts {
-    /// From the ledger's window, and its whole.
+    /// Computes the counts from the ledger's window, and its total.
     fn of(window: &Value, whole: &Value, operations: u32) -> Result<Self> {
         let of = |window: &Value, part: &str, key: &str| {
             let count = window[part][key].as_f64();
@@ -141,7 +141,8 @@ pub fn measure(
     })
 }
 
-/// The same of the waits, on a host of their own: a pager takes a kernel as new as the guest's.
+/// Measures the waits likewise, on a host of their own: a pager needs a kernel as new as the
+/// guest's.
 ///
 /// # Errors
 /// As [`measure`], or there is no such host.
@@ -191,7 +192,7 @@ fn rows(
     })
 }
 
-/// Parts that both kinds of guests have: our module, hints, time, a disk.
+/// Adds the parts that both kinds of guests have: our module, hints, time, a disk.
 fn prepare(guest: &mut Guest, host: &Host, row: &Row) -> Result<()> {
     guest.driver = Driver::Module(&[]);
     guest.limit = Duration::from_secs(1200);
@@ -245,8 +246,8 @@ fn counts(outcome: crate::system::guest::Outcome, operations: u32) -> Result<Cou
     Counts::of(window, &outcome.ledger["whole"], operations)
 }
 
-/// What the rows have removed, percent of what there is without any hint: faults of the sidecore,
-/// and waits of devices.
+/// Returns what the hints save: faults of the sidecore, and waits of devices, in percent of those
+/// without any hint.
 fn removed(rows: &[Measured]) -> Vec<(String, f64)> {
     let counts = |name: &str| {
         let found = rows.iter().find(|(own, _)| *own == name);

@@ -1,4 +1,4 @@
-//! Late accesses: a disk that touches buffers again which the guest has released, under the
+//! Late accesses: a disk that accesses buffers again that the guest has released, under the
 //! policies that keep mappings, with limits of 800 ms so that a run is short. The host counts.
 
 use std::time::Duration;
@@ -10,14 +10,14 @@ use crate::system::guest::{Guest, Mode};
 use crate::system::host::Host;
 use crate::system::late::{Attack, Counts, Policy};
 
-/// The policies that keep mappings.
+/// Policies that keep mappings.
 const POLICIES: [Policy; 2] = [Policy::OPTIMISTIC, Policy::RTC];
 
 /// Names of their rows.
 pub const NAMES: [&str; POLICIES.len()] = ["late_optimistic", "late_rtc"];
 
 /// 1,000 late accesses, after which the disk makes none, and several times as many early ones. The
-/// rounds make more: a guest that is held up loses buffers.
+/// rounds would give more: a guest that is delayed loses buffers.
 const ATTACK: Attack = Attack {
     buffers: 25,
     rounds: 70,
@@ -42,7 +42,8 @@ impl Late {
         Ok(Self(all))
     }
 
-    /// Figures, by key. Of several policies late accesses are the worst one's, early ones the sum.
+    /// Returns the figures, by key. Late accesses are those of the worst policy, early ones the sum
+    /// over all.
     pub fn values(&self) -> Vec<(String, Value)> {
         let mut values = Vec::new();
         let mut add = |key: String, value: u64| values.push((key, json!(value)));
@@ -65,7 +66,7 @@ impl Late {
         values
     }
 
-    /// A line for each policy.
+    /// Renders a line for each policy.
     pub fn table(&self) -> String {
         let line = |(name, counts): &(&str, Counts)| {
             format!(

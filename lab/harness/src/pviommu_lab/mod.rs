@@ -4,14 +4,14 @@
 //!
 //! One boot each, of Debian's 6.12 with one vCPU, the sidecore polling. A window is direct 4 KiB
 //! reads one at a time, into one page, or into 512 in turns; it is warmed up by the same process
-//! over the same pages. Requests are counted by the host. What the guest's driver asks for while it
-//! boots is no part of a window.
+//! over the same pages. Requests are counted by the host. Requests that the guest's driver makes
+//! while it boots are not part of a window.
 //!
-//! Besides: the network (`net`), how long a released buffer can still be reached (`late`), what the
-//! hints of MAPs save (`hopt`), bounce buffers (`bounces`), and one list of cases against this
-//! IOMMU and QEMU's ([`spec`]).
+//! Besides: the network (`net`), the time for which a released buffer can still be reached
+//! (`late`), the effect of the hints of MAPs (`hopt`), bounce buffers (`bounces`), and one list of
+//! cases against this IOMMU and QEMU's ([`spec`]).
 //!
-//! Counts only: in the lab time means nothing.
+//! Counts only: time in the lab is not meaningful.
 
 mod bounces;
 mod figures;
@@ -52,27 +52,27 @@ pub struct PviommuLabArgs {
 }
 
 impl PviommuLabArgs {
-    /// Whether the row of this name is to be measured.
+    /// Returns whether the row of this name is to be measured.
     fn is_wanted(&self, name: &str) -> bool {
         let only = self.only.as_ref();
         only.is_none_or(|text| name.contains(text))
     }
 }
 
-/// Debian's kernel with a driver of its own.
+/// Debian's kernel with a virtio-iommu driver of its own.
 const KERNEL: Version = Version::new(6, 12);
 
-/// Pages of the second window: twice what a cache of Linux's for I/O virtual addresses keeps.
+/// Pages of the second window: twice as many as a cache of Linux's for I/O virtual addresses holds.
 const BUFFERS: u32 = 512;
 
 /// A guest that is measured.
 struct Row {
-    /// Of keys and of the table.
+    /// Name in keys and in the table.
     name: &'static str,
     mode: Mode,
     driver: Driver,
     is_strict: bool,
-    /// Each kick exits.
+    /// Whether each kick exits.
     is_trapped: bool,
 }
 
@@ -102,7 +102,7 @@ impl Row {
     }
 }
 
-/// What is measured, in this order.
+/// Rows that are measured, in this order.
 const ROWS: [Row; 12] = {
     const fn ours(name: &'static str, parameters: &'static [&'static str]) -> Row {
         Row::new(name, Mode::Virtio, Driver::Module(parameters))
@@ -148,7 +148,7 @@ pub fn main(args: &PviommuLabArgs) -> Result<u8> {
     Ok(0)
 }
 
-/// Names of the wanted rows that are measured in guests with a driver for the IOMMU.
+/// Returns the names of the wanted rows that are measured in guests with a driver for the IOMMU.
 fn in_guests(args: &PviommuLabArgs) -> impl Iterator<Item = &'static str> {
     let reads = ROWS.iter().map(|row| row.name);
     let rows = reads.chain(net::names()).chain(late::NAMES);
@@ -156,7 +156,7 @@ fn in_guests(args: &PviommuLabArgs) -> impl Iterator<Item = &'static str> {
     rows.filter(|name| args.is_wanted(name))
 }
 
-/// Measures these rows, in one lab; what there is to tell beside the table of reads.
+/// Measures these rows, in one lab. Returns the text beside the table of reads.
 fn measure_guests(args: &PviommuLabArgs, figures: &mut Option<Figures>) -> Result<String> {
     let host = Host::start_with_kernels(Kernels {
         guest: Some(KERNEL),
@@ -168,7 +168,7 @@ fn measure_guests(args: &PviommuLabArgs, figures: &mut Option<Figures>) -> Resul
         eprintln!("pviommu-lab: {}", row.name);
         let windows = measure(&host, row, args.reads).with_context(|| row.name)?;
         figures.add(row.name, &windows);
-        // What has been measured is kept if a later row fails.
+        // Figures measured so far are kept if a later row fails.
         figures.write(&args.report)?;
     }
     let wants = |name: &str| args.is_wanted(name);
@@ -186,14 +186,14 @@ fn measure_guests(args: &PviommuLabArgs, figures: &mut Option<Figures>) -> Resul
     Ok(told)
 }
 
-/// Puts the sidecore of a guest in the lab on the processor that the emulated host keeps free.
+/// Pins the sidecore of a guest in the lab to the processor that the emulated host keeps free.
 fn pin(guest: &mut Guest, host: &Host) {
     if matches!(host, Host::Lab(_)) {
         guest.pin = Some("2,0".into());
     }
 }
 
-/// The windows of a row: one page, and many.
+/// Measures the windows of a row: one page, and many.
 fn measure(host: &Host, row: &Row, reads: u32) -> Result<[Window; 2]> {
     let disk = workloads::disk_node(row.mode, 0);
     let read = |buffers: u32| {

@@ -3,17 +3,17 @@
 //!
 //! One boot for each row, of Debian's 6.12 with one vCPU, the sidecore polling; a TAP interface,
 //! behind which a peer in the host's kernel answers. Each window is warmed up by its own process
-//! over the same sockets. Streams are counted by the MiB, the rest by the transaction, requests by
-//! the host.
+//! over the same sockets. Streams are counted by the MiB, other work by the transaction, requests
+//! by the host.
 //!
 //! The guest of each of our module's policies traces its kernel's DMA calls from its boot on (the
-//! events `dma:*`), with the markers of the windows, and reads its disk in two windows more.
-//! `dma-bench --replay` replays such a trace by the policies' models and compares what they remove:
-//! `policy_vs_model_points`. A traced call costs the guest time, and no request.
+//! events `dma:*`), with the markers of the windows, and reads its disk in two more windows.
+//! `dma-bench --replay` replays such a trace on the policies' models and compares the requests that
+//! they remove: `policy_vs_model_points`. A traced call costs the guest time, and no request.
 //!
-//! Time is the lab's, where a guest's second does little: `residency_ms` is a minute, so that what
-//! a policy removes is its quota's doing. The cycles of `rtc` are ten seconds as by default, and
-//! one in a row of its own.
+//! Time is the lab's, where a guest does little in a second: `residency_ms` is a minute, so that a
+//! policy's removals are due to its quota. The cycles of `rtc` are ten seconds as by default, and
+//! one second in a row of its own.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -30,13 +30,13 @@ use crate::system::workloads;
 
 /// A guest that is measured.
 struct Row {
-    /// Of keys and of the table.
+    /// Name in keys and in the table.
     name: &'static str,
     mode: Mode,
     driver: Driver,
 }
 
-/// What is measured, in this order.
+/// Rows that are measured, in this order.
 const ROWS: [Row; 6] = {
     const fn ours(name: &'static str, parameters: &'static [&'static str]) -> Row {
         Row {
@@ -62,27 +62,27 @@ const ROWS: [Row; 6] = {
     ]
 };
 
-/// The row that others are compared with.
+/// Row that others are compared with.
 const NONE: &str = "net_none";
 
 /// A workload of a guest: one window.
 struct Work {
-    /// Of keys and of the table.
+    /// Name in keys and in the table.
     name: &'static str,
-    /// What is counted in the window.
+    /// Name of the operation that is counted.
     operation: &'static str,
-    /// How many of them.
+    /// Number of operations in the window.
     operations: u32,
-    /// The command of `workload`, but for the peer and what all have.
+    /// Command of `workload`, without the peer and the common options.
     command: fn(disk: &str, peer: &str) -> String,
 }
 
 /// MiB of a stream's window.
 const STREAM_MIB: u32 = 4;
-/// MiB before it: twice what Linux lets a socket's receive buffer grow to (6 MiB), so that its
-/// pages have come once.
+/// MiB before it: twice the largest size of a socket's receive buffer in Linux (6 MiB), so that
+/// each of its pages has been used once.
 const STREAM_WARMUP_MIB: u32 = 12;
-/// Datagrams of a window, each of which comes back.
+/// Datagrams of a window, each of which is echoed.
 const DATAGRAMS: u32 = 1000;
 /// Transactions of a window of requests, and of one of connections.
 const RR: u32 = 400;
@@ -132,7 +132,7 @@ const NETWORK: [Work; 6] = [
     },
 ];
 
-/// Reads into one page, and into many: only of guests that are traced.
+/// Reads into one page, and into many: only in guests that are traced.
 const READS: u32 = 512;
 const DISK: [Work; 2] = [
     Work {
@@ -157,7 +157,7 @@ fn stream(peer: &str, direction: &str) -> String {
     format!("tcp-stream {peer} --bytes 65536 --count {pieces} --warmup {warmup} {direction}")
 }
 
-/// What Linux is told to trace, from its boot on.
+/// Kernel options that trace DMA calls, from the boot on.
 const TRACE_OPTIONS: &str = "trace_event=dma:* trace_buf_size=24M";
 /// Bytes of the disk to which a guest writes its trace.
 const TRACE_BYTES: usize = 32 << 20;
@@ -197,12 +197,12 @@ impl Row {
 /// The guest's network.
 const LINK: Link = Link { guest: 0, card: 0 };
 
-/// Where the trace of a row lies, beside the report.
+/// Returns the file of a row's trace, beside the report.
 fn trace_file(report: &Path, row: &str) -> PathBuf {
     report.with_extension("traces").join(format!("{row}.txt"))
 }
 
-/// Names of the rows.
+/// Returns the names of the rows.
 pub fn names() -> impl Iterator<Item = &'static str> {
     ROWS.iter().map(|row| row.name)
 }
@@ -241,7 +241,7 @@ pub fn measure(
     })
 }
 
-/// Boots the guest of a row; its windows.
+/// Boots the guest of a row. Returns its windows.
 fn run(host: &Host, row: &Row, report: &Path) -> Result<Vec<(&'static Work, Window)>> {
     LINK.make(host)?;
     network::start_peer(host)?;
@@ -276,7 +276,7 @@ fn run(host: &Host, row: &Row, report: &Path) -> Result<Vec<(&'static Work, Wind
         }
     }
     if row.is_traced() {
-        // Off first: what writes it would be traced too.
+        // Off first: writing the trace would be traced too.
         let disk = workloads::disk_node(row.mode, TRACE_DISK);
         guest.run(&format!(
             "cd /sys/kernel/tracing && echo 0 > tracing_on && cat trace > {disk} && sync"
@@ -299,7 +299,7 @@ fn run(host: &Host, row: &Row, report: &Path) -> Result<Vec<(&'static Work, Wind
     Ok(windows)
 }
 
-/// The ledger's windows, one for each workload.
+/// Returns the ledger's windows, one for each workload.
 fn windows(row: &Row, outcome: &Outcome) -> Result<Vec<(&'static Work, Window)>> {
     let works: Vec<_> = row.works().collect();
     let windows = outcome.windows();
@@ -315,11 +315,11 @@ fn windows(row: &Row, outcome: &Outcome) -> Result<Vec<(&'static Work, Window)>>
         .collect())
 }
 
-/// Keeps what a guest has written to the disk of its trace, behind what was counted.
+/// Stores the trace that a guest has written to its disk, behind a head with the counts.
 fn save_trace(host: &Host, head: &str, file: &Path) -> Result<()> {
     let text = "trace.txt";
     let (from, to) = (host.path(TRACE_FILE), host.path(text));
-    // Behind the text the disk is zeroes, which need not leave the host.
+    // Behind the text the disk holds zeroes, which need not leave the host.
     host.script(&format!("tr -d '\\000' < {from} > {to}"))?;
     let trace = host.get(text)?;
     ensure!(
@@ -333,7 +333,7 @@ fn save_trace(host: &Host, head: &str, file: &Path) -> Result<()> {
     written.with_context(|| format!("writing {}", file.display()))
 }
 
-/// What each policy has removed of the requests that there are without one, percent.
+/// Returns the requests that each policy has removed, in percent of those without a policy.
 fn removed(rows: &[Measured]) -> Vec<(String, f64)> {
     let requests = |row: &str, work: &str| {
         let (_, windows) = rows.iter().find(|(name, _)| *name == row)?;
@@ -361,7 +361,7 @@ fn removed(rows: &[Measured]) -> Vec<(String, f64)> {
     removed
 }
 
-/// Requests, kicks and exits, a line for each workload and row.
+/// Renders requests, kicks and exits, a line for each workload and row.
 fn table(rows: &[Measured]) -> String {
     let removed = removed(rows);
     let mut text = format!(
@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_policy_removes_is_of_the_requests_without_one() {
+    fn removed_requests_are_relative_to_the_row_without_policy() {
         let row = |name, receive, send| -> Measured {
             let windows = vec![(&NETWORK[0], window(receive)), (&NETWORK[1], window(send))];
             (name, windows)

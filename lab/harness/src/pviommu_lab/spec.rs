@@ -1,13 +1,13 @@
 //! One list of cases for two devices: requests that break the specification's rules, and accesses
 //! of single bytes, against the IOMMU of `exitless run` and against QEMU's.
 //!
-//! `guest/iommu-cases` is a module that runs them in a guest and prints what it saw; it knows no
-//! expectation. Those are in `rules`, each with the section that it follows from; `seen` reads
-//! the module's lines and holds them against a rule; `qemu` boots a guest of plain QEMU, again
-//! behind a case that it does not come back from.
+//! `guest/iommu-cases` is a module that runs them in a guest and prints the results; it has no
+//! expectations. Those are in `rules`, each with the section that it follows from; `seen` parses
+//! the module's lines and compares them with a rule; `qemu` boots a guest of plain QEMU, again
+//! after a case in which it hangs.
 //!
-//! The guest is Debian's 6.1: it knows no VIOT, so functions need no driver for the IOMMU, and it
-//! has none.
+//! The guest is Debian's 6.1: it does not parse the ACPI table VIOT, so functions need no driver
+//! for the IOMMU, and it has none.
 //!
 //! Left out: configuration fields that a driver must not write; hosts other than QEMU's TCG.
 
@@ -41,20 +41,20 @@ pub const KERNELS: Kernels = Kernels {
     module: Some(GuestModule::Cases),
 };
 
-/// For one boot and all cases: some wait for seconds for what must not come.
+/// Time limit of one boot and all cases: some wait seconds for an event that must not come.
 const LIMIT: Duration = Duration::from_secs(600);
 
 /// Shows the module's lines as it prints them.
 const KERNEL_OPTIONS: &str = "loglevel=6";
 
-/// Verdicts of one device, by the names of the cases.
+/// Verdicts on one device, by the names of the cases.
 pub struct Verdicts(BTreeMap<&'static str, Verdict>);
 
 impl Verdicts {
-    /// Holds what a module has printed against the rules.
+    /// Compares the output of a module with the rules.
     ///
     /// # Errors
-    /// A case is in one of both lists alone: they are of different versions.
+    /// A case is in one of the lists only: they are of different versions.
     fn of(seen: &Seen) -> Result<Self> {
         for name in seen.steps.keys() {
             let is_known = RULES.iter().any(|rule| rule.name == name);
@@ -75,12 +75,12 @@ impl Verdicts {
         self.0.values().filter(|verdict| is_one(verdict)).count()
     }
 
-    /// Cases that came out as the rules have it.
+    /// Returns the number of cases that met their rules.
     pub fn passed(&self) -> usize {
         self.count(|verdict| *verdict == Verdict::Passed)
     }
 
-    /// Names of those that did not, in the list's order.
+    /// Returns the names of those that did not, in the list's order.
     pub fn failed(&self) -> Vec<&'static str> {
         let rules = RULES.iter().map(|rule| rule.name);
         rules
@@ -88,12 +88,12 @@ impl Verdicts {
             .collect()
     }
 
-    /// Cases that such a device cannot have.
+    /// Returns the number of cases that such a device does not support.
     pub fn not_applicable(&self) -> usize {
         self.count(|verdict| *verdict == Verdict::NotApplicable)
     }
 
-    /// A line for each that did not: name, section, expectation, what was seen.
+    /// Renders a line for each that did not: name, section, expectation, result.
     pub fn failures(&self) -> String {
         let mut text = String::new();
         for rule in RULES {
@@ -111,19 +111,19 @@ impl Verdicts {
     }
 }
 
-/// Both devices' verdicts.
+/// Verdicts on both devices.
 pub struct Compared {
-    /// Of `exitless run --iommu virtio`.
+    /// Verdicts on `exitless run --iommu virtio`.
     pub ours: Verdicts,
-    /// Of QEMU's.
+    /// Verdicts on QEMU.
     pub qemu: Verdicts,
-    /// Which QEMU.
+    /// Version of QEMU.
     pub qemu_version: Version,
 }
 
 impl Compared {
-    /// A line for each case: what is expected, and what either device did where it did something
-    /// else.
+    /// Renders a line for each case: the expectation, and the result of either device where it
+    /// differs.
     pub fn table(&self) -> String {
         let width = |of: fn(&Rule) -> usize| RULES.iter().map(of).max().unwrap_or(0);
         let names = width(|rule| rule.name.len());
@@ -162,7 +162,7 @@ impl Compared {
     }
 }
 
-/// Number of cases.
+/// Returns the number of cases.
 pub fn cases() -> usize {
     RULES.len()
 }
@@ -170,8 +170,8 @@ pub fn cases() -> usize {
 /// Runs the list against both devices, and adds the counts to the figures.
 ///
 /// # Errors
-/// A guest that does not boot or does not run the list, but for one of QEMU's that a case hangs; a
-/// file of figures that cannot be written.
+/// A guest that does not boot or does not run the list, except one of QEMU's that hangs in a case;
+/// a file of figures that cannot be written.
 pub(super) fn measure(args: &PviommuLabArgs, figures: &mut Option<Figures>) -> Result<Compared> {
     eprintln!("pviommu-lab: {NAME}, exitless");
     let host = Host::start_with_kernels(KERNELS)?;
@@ -203,7 +203,7 @@ pub(super) fn measure(args: &PviommuLabArgs, figures: &mut Option<Figures>) -> R
 /// Runs the list under `exitless run`, on a host whose guests have the module.
 ///
 /// # Errors
-/// The guest does not boot, or does not come to the list's end.
+/// The guest does not boot, or does not reach the list's end.
 pub fn ours(host: &Host) -> Result<Verdicts> {
     let mut guest = Guest::new(Mode::Virtio, "true");
     guest.driver = Driver::Module(&[]);

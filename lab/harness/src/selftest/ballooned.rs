@@ -1,4 +1,4 @@
-//! Cases in which a guest gives memory back (`run --balloon`).
+//! Cases in which a guest returns memory (`run --balloon`).
 
 use std::time::Duration;
 
@@ -10,12 +10,12 @@ use super::case::Case;
 use crate::system::guest::{Guest, Mode, Outcome};
 use crate::system::host::Host;
 
-/// A kernel that traces stores to shared memory (6.7), of those that there are packages of.
+/// Oldest packaged kernel that traces stores to shared memory (6.7).
 const KERNEL: Version = Version::new(6, 12);
 /// Pages in a MiB.
 const MIB: u64 = 256;
 
-/// What `make soak` runs.
+/// Returns the cases of `make soak`.
 pub fn soak() -> Vec<Case> {
     vec![
         live(Mode::None, Memory::Plain),
@@ -25,26 +25,26 @@ pub fn soak() -> Vec<Case> {
     ]
 }
 
-/// Where the guest's memory is.
+/// Location of the guest's memory.
 #[derive(Clone, Copy, Debug)]
 enum Memory {
-    /// All of it there.
+    /// All of it resident.
     Plain,
-    /// 128 MiB of it, and the rest with the pager.
+    /// 128 MiB of it resident, and the rest with the pager.
     Swapped,
 }
 
-/// A shell loop that ends when /proc/vmstat's `key` is at least `pages`.
+/// Returns a shell loop that ends when /proc/vmstat's `key` is at least `pages`.
 fn until(key: &str, pages: u64) -> String {
     format!(
         "n=0; until grep {key} /proc/vmstat | (read k v; [ $v -ge {pages} ]); do n=$((n+1)); [ $n -lt 400 ] || exit 9; sleep 0.2; done"
     )
 }
 
-/// A stock guest of 256 MiB gives 32 or 120 up as it boots, and takes most of them back when it
-/// may.
+/// Case in which a stock guest of 256 MiB gives up 32 or 120 as it boots, and takes most of them
+/// back when it may.
 fn live(mode: Mode, memory: Memory) -> Case {
-    // A page that the guest clears before it gives it takes a fault where the pager has it.
+    // A page that the guest clears before it gives it up takes a fault if it is paged out.
     let (big, small) = match memory {
         Memory::Plain => (120, 20),
         Memory::Swapped => (32, 8),
@@ -55,7 +55,7 @@ fn live(mode: Mode, memory: Memory) -> Case {
     );
     let run = move |host: &Host| {
         host.put("target", format!("{big}M").as_bytes())?;
-        // Before the last word a second of statistics.
+        // A second of statistics before the last word.
         let script = format!(
             "{} && grep -E ^Mem /proc/meminfo && echo it is full && {} && sleep 5 && grep -E ^Mem /proc/meminfo && \
              dmesg | grep -iE 'balloo[n]|DMA[R]: .DMA' | head -5; grep balloon /proc/vmstat",
@@ -64,7 +64,7 @@ fn live(mode: Mode, memory: Memory) -> Case {
         );
         let mut guest = Guest::new(mode, script);
         guest.idle = "adaptive";
-        // Then Linux does not count what it has given as its own.
+        // Without this option Linux counts the balloon's pages as its own.
         let balloon = format!("file={},deflate-on-oom=off", host.path("target"));
         guest.flags.extend(["--balloon".into(), balloon]);
         if let Memory::Swapped = memory {
@@ -87,7 +87,7 @@ fn live(mode: Mode, memory: Memory) -> Case {
         };
         let swap = &outcome.ledger["whole"]["swap"];
         let discarded = swap["discarded"].as_u64();
-        // Linux puts pages in that nothing was stored to, too.
+        // Linux also gives up pages that were never stored to.
         ensure!(discarded > Some(0), "no page was given up: {swap}");
         Ok(format!("{seen}; {swap}"))
     };
@@ -98,8 +98,8 @@ fn live(mode: Mode, memory: Memory) -> Case {
     }
 }
 
-/// A guest that has used much and needs little is asked for more, step by step, while its pager is
-/// at its limit.
+/// Case in which a guest that has used much memory and needs little gets a growing target, step by
+/// step, while its pager is at its limit.
 fn grows() -> Case {
     /// Two steps of 5 % of 256 MiB.
     const STEPS: u64 = 2 * 256 * MIB / 20;
@@ -125,7 +125,7 @@ fn grows() -> Case {
     Case::new(name, run).needing(KERNEL)
 }
 
-/// The guest had `most` pages in the balloon, and has `last` of them.
+/// Checks that the guest had `most` pages in the balloon at most, and has `last` of them.
 fn check(outcome: &Outcome, last: u64, most: u64) -> Result<String> {
     let totals: Vec<u64> = outcome
         .console

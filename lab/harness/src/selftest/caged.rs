@@ -12,7 +12,8 @@ pub(super) fn quick() -> Vec<Case> {
     vec![without_iommu(3), behind_vtd(3), behind_virtio(3)]
 }
 
-/// Reads what was put onto the disk, then mixes reads and writes and reads back all of them.
+/// Returns a script that reads the disk's initial content, then mixes reads and writes and reads
+/// back all blocks.
 fn script(mode: Mode, seconds: u32) -> String {
     let disk = workloads::disk_node(mode, 0);
     let pattern = check_pattern(&disk);
@@ -23,7 +24,7 @@ fn name(seconds: u32, behind: &str) -> String {
     format!("verified I/O for {seconds} s on a caged disk: {behind}")
 }
 
-/// What the guest has found out of its disk, whose worker was confined and had no end of its own.
+/// Returns the guest's findings on its disk, whose worker was confined and did not end early.
 fn verdict(outcome: &Outcome) -> Result<String> {
     for complaint in ["may make any system call", "its worker has ended"] {
         ensure!(!outcome.log.contains(complaint), "{}", outcome.tail());

@@ -1,4 +1,4 @@
-//! One case of the selftest, without what it boots.
+//! One case of the self-test, without the guest that it boots.
 
 use anyhow::Result;
 use lab::packages::Version;
@@ -8,22 +8,22 @@ use crate::system::host::{GuestModule, Host, Kernels};
 
 type Run = Box<dyn Fn(&Host) -> Result<String> + Send>;
 
-/// One case: its name says what it shows.
+/// One case. Its name says what it checks.
 pub struct Case {
-    /// Unique; what a soak remembers it by.
+    /// Unique name, by which a soak records it.
     pub name: String,
-    /// It measures time: nothing else is to run meanwhile.
+    /// Whether it measures time: no other case may run meanwhile.
     pub is_alone: bool,
-    /// It takes several times as long as the others, and is begun before them: the last to end
-    /// would leave a processor idle.
+    /// Whether it takes several times as long as the others, and is started before them: the last
+    /// case to end would leave a processor idle.
     pub is_long: bool,
-    /// Kernels that have what it needs, the oldest, if the distribution's have not.
+    /// Kernels that it needs, the oldest, if the distribution's are not enough.
     pub needs: Kernels,
     run: Run,
 }
 
 impl Case {
-    /// A case of this name.
+    /// Creates a case of this name.
     pub(super) fn new(
         name: impl Into<String>,
         run: impl Fn(&Host) -> Result<String> + Send + 'static,
@@ -37,39 +37,39 @@ impl Case {
         }
     }
 
-    /// The same, with nothing else beside it.
+    /// Makes it run with no other case beside it.
     pub(super) fn alone(mut self) -> Self {
         self.is_alone = true;
         self
     }
 
-    /// The same, begun before the others.
+    /// Makes it start before the others.
     pub(super) fn long(mut self) -> Self {
         self.is_long = true;
         self
     }
 
-    /// The same where the host's kernel is of this series at least.
+    /// Makes it need a host kernel of this series at least.
     pub(super) fn needing(mut self, kernel: Version) -> Self {
         self.needs.both = Some(kernel);
         self
     }
 
-    /// The same where the guests' kernel is of this series at least, if it says one, and has this
-    /// workspace's driver for virtio-iommu.
+    /// Makes it need a guest kernel of this series at least, if one is given, with this workspace's
+    /// driver for virtio-iommu.
     pub(super) fn with_guests(mut self, kernel: Option<Version>) -> Self {
         self.needs.guest = kernel;
         self.needs.module = Some(GuestModule::Driver);
         self
     }
 
-    /// The same where the guests have `guest/iommu-cases`.
+    /// Makes it need guests that have `guest/iommu-cases`.
     pub(super) fn with_spec_cases(mut self) -> Self {
         self.needs = spec::KERNELS;
         self
     }
 
-    /// The same on a kernel of this series, by name as well.
+    /// Makes it run on a kernel of this series, and adds that to its name.
     pub(super) fn on(mut self, kernel: Option<Version>) -> Self {
         if let Some(series) = kernel {
             self.name = format!("{} (Linux {series})", self.name);
@@ -77,11 +77,12 @@ impl Case {
         self
     }
 
-    /// Kernels to run it with, in a suite whose kernels are of this series, if it says one.
+    /// Returns the kernels to run it with, in a suite whose kernels are of this series, if one is
+    /// given.
     pub fn kernels(&self, series: Option<Version>) -> Kernels {
         let mut kernels = self.needs;
         if !Host::is_lab() {
-            // This machine has the kernel it has.
+            // This machine's kernel is fixed.
             kernels.both = None;
         }
         kernels.both = series.max(kernels.both);
@@ -91,7 +92,7 @@ impl Case {
         kernels
     }
 
-    /// Runs it; answers a few words on what was seen.
+    /// Runs it. Returns a short description of the result.
     pub fn run(&self, host: &Host) -> Result<String> {
         (self.run)(host)
     }

@@ -1,4 +1,4 @@
-//! The cases: each boots a stock guest and says what must come of it.
+//! The cases: each boots a stock guest and checks the outcome.
 
 use std::time::Duration;
 
@@ -13,17 +13,17 @@ use crate::system::host::Host;
 use crate::system::programs::Exitless;
 use crate::system::workloads::{self, Rogue};
 
-/// What `make test` runs: everything once, the longest first.
+/// Returns the cases of `make test`: everything once, the longest first.
 pub fn quick() -> Vec<Case> {
-    // Of the three choices of a machine, every two meet, each in a guest that has more to do than
-    // to boot. Under trap a core is woken both ways: by a doorbell, and by a vCPU that waits for
-    // the answer to a register access.
+    // Of the three choices of a machine, every two are combined, each pair in a guest that does
+    // more than boot. Under trap a core is woken both ways: by a doorbell, and by a vCPU that waits
+    // for the answer to a register access.
     let mut cases = every(&[Mode::Trap]);
     cases.extend(swapped::quick());
     cases
 }
 
-/// All but the boots that only boot; forced sleeps under `sleeps_under`.
+/// Returns all cases but those that only boot; forced sleeps under `sleeps_under`.
 fn every(sleeps_under: &[Mode]) -> Vec<Case> {
     let mut cases = held::quick();
     cases.extend([
@@ -47,7 +47,8 @@ fn every(sleeps_under: &[Mode]) -> Vec<Case> {
     cases
 }
 
-/// What `make soak` runs: everything twenty times, each machine's boot among it, and long I/O.
+/// Returns the cases of `make soak`: everything twenty times, each machine's boot included, and
+/// long I/O.
 pub fn soak() -> Vec<Case> {
     let named = |round: u32| {
         let boots = Machine::all().map(boot);
@@ -60,7 +61,7 @@ pub fn soak() -> Vec<Case> {
     cases.extend(
         ["poll", "adaptive"].map(|idle| mixed(Machine::new(Mode::Shared, 4, true), 300, idle)),
     );
-    // As many as `run` takes. Each is a thread, and the lab has two processors for all of them.
+    // As many as `run` permits. Each is a thread, and the lab has two processors for all of them.
     cases.push(mixed(Machine::new(Mode::Shared, 16, true), 60, "adaptive"));
     cases.extend(elf::soak());
     cases.push(remote_disk(20));
@@ -100,7 +101,7 @@ fn mixed(machine: Machine, seconds: u32, idle: &'static str) -> Case {
         machine.name()
     );
     Case::new(name, move |host| {
-        // It keeps the disk until the second run has ended, however late that came to it.
+        // It holds the disk until the second run has ended, however late that started.
         let script = format!(
             "echo now mixed && workload mixed /dev/vda --seconds {seconds} --seed 5 --depth 8 && \
              workload button"
@@ -112,7 +113,7 @@ fn mixed(machine: Machine, seconds: u32, idle: &'static str) -> Case {
         let mut first = guest.spawn(host)?;
         let second = match first.wait_for("now mixed") {
             Ok(()) => Some(guest.try_run(host)?),
-            // It has ended; why is what `check` says.
+            // It has ended; `check` returns the reason.
             Err(_) => None,
         };
         if first.wait_for("button ready").is_ok() {
@@ -170,7 +171,8 @@ fn network(machine: Machine) -> Case {
     })
 }
 
-/// Linux's own driver draws 192 KiB, three times the device's burst, in two lives of the device.
+/// Case in which Linux's own driver draws 192 KiB, three times the device's burst, in two
+/// activations of the device.
 fn entropy(machine: Machine) -> Case {
     let name = format!(
         "random bytes of the host, drawn by Linux's driver: {}",
@@ -232,8 +234,8 @@ fn rogue(machine: Machine) -> Case {
         machine.name()
     );
     Case::new(name, move |host| {
-        // What the kernel says of the faults is read from its log. On the console it would stand in
-        // the middle of what the guest has said of its machine, and is still being sent.
+        // The kernel's reports of the faults are read from its log. On the console they would
+        // interrupt the guest's own output, which is still being sent.
         let mut guest = machine.guest("dmesg -n 1");
         for rogue in Rogue::ALL {
             rogue.add(&mut guest, host)?;
@@ -247,9 +249,9 @@ fn rogue(machine: Machine) -> Case {
     })
 }
 
-/// Reads under strict invalidation, by the product and by the lab's program without a fault: what
-/// does not depend on time is the same in both, so that what is counted under the one holds for the
-/// other.
+/// Case of reads under strict invalidation, by the product and by the lab's program without a
+/// fault: counts that do not depend on time are the same in both, so that counts under the one hold
+/// for the other.
 fn both_programs(mode: Mode) -> Case {
     /// Reads in the window, one at a time.
     const READS: u64 = 200;
@@ -334,7 +336,7 @@ fn serve_and_kill(
     }
     let outcome = guest.wait();
     let (stats, said) = daemon.end()?;
-    // A guest that stands still says nothing of the other side.
+    // A guest that hangs does not show the state of the other side.
     let outcome = outcome.with_context(|| format!("the daemon said: {said}; counted: {stats}"))?;
     outcome
         .check()
@@ -344,8 +346,8 @@ fn serve_and_kill(
     Ok((outcome, requests))
 }
 
-/// No IOMMU: a disk that a daemon serves, killed and started again while the guest writes and
-/// verifies, and beside it one of the program's own that may only be read, in blocks of 4 KiB.
+/// Case without IOMMU: a disk that a daemon serves, killed and started again while the guest writes
+/// and verifies, and beside it a read-only one of the program's own, in blocks of 4 KiB.
 fn remote_disk(kills: u32) -> Case {
     Case::new(
         format!(
@@ -386,8 +388,9 @@ fn remote_disk(kills: u32) -> Case {
     )
 }
 
-/// Behind the emulated IOMMU: a disk that a daemon serves, which translates by what it is told and
-/// forgets what the guest unmaps, killed and started again while the guest writes and verifies.
+/// Case behind the emulated IOMMU: a disk that a daemon serves. The daemon translates by the
+/// mappings that it receives and drops those that the guest unmaps; it is killed and started again
+/// while the guest writes and verifies.
 fn remote_disk_behind(machine: Machine, kills: u32) -> Case {
     Case::new(
         format!(
@@ -403,8 +406,8 @@ fn remote_disk_behind(machine: Machine, kills: u32) -> Case {
             host.put("behind.img", &workloads::pattern(SEED)[..2 * MIB])?;
             let plan = DaemonPlan {
                 disks: vec![format!("path={},queues=2", host.path("behind.img"))],
-                // Awake all of them would keep each other waiting: the lab has two processors, and
-                // a strict guest spins too.
+                // If all cores polled, they would keep each other waiting: the lab has two
+                // processors, and a strict guest spins too.
                 nets: Vec::new(),
                 idle: "sleep",
                 limit: Duration::from_secs(180 + u64::from(seconds)),
@@ -429,9 +432,9 @@ fn idle() -> Case {
     Case::new(
         "the sidecore of an idle guest uses less than 1 % of a CPU: shared",
         |host| {
-            // Long beside what follows the last work: the policy polls for ten times what arming
-            // costs before it sleeps, which is 0.1 s where an emulated processor arms (and no more
-            // once it has learnt that gaps are long).
+            // Long, compared with the polling after the last work: the policy polls for ten times
+            // the cost of arming before it sleeps, which is 0.1 s on an emulated processor (and
+            // less once it has learnt that idle periods are long).
             let script = "workload reads /dev/vda --count 50 --no-markers && sleep 1 && workload idle --seconds 30";
             let mut guest = with_disk(Guest::new(Mode::Shared, script), host, "")?;
             guest.idle = "adaptive";
@@ -443,7 +446,7 @@ fn idle() -> Case {
             let used = used.context("a window without the sidecore's time")?;
             let duration = window["duration_ns"].as_f64();
             let share = used / duration.context("a window without its length")?;
-            // An emulated CPU that is kept waiting for its host's takes the wait for its own time.
+            // If an emulated CPU waits for a CPU of its host, it counts the wait as its own time.
             let limit = match host {
                 Host::Lab(_) => 0.01 * lab::patience::stretch(),
                 Host::Native(_) => 0.01,

@@ -1,7 +1,7 @@
 //! Real clients of `exitless serve`: the scripts of `tests/clients`, each run a case of its own.
 //!
-//! A script's last words are what was seen, or why it failed or was skipped (status 77: a package
-//! is missing). The scripts run alone just as well; they are given this program and one set of
+//! A script's last line is its result, or the reason why it failed or was skipped (status 77: a
+//! package is missing). The scripts can also be run alone; they receive this program and one set of
 //! guest images for all.
 
 use std::path::{Path, PathBuf};
@@ -11,12 +11,12 @@ use anyhow::{Context, Result, anyhow, bail};
 
 use crate::system::programs::Programs;
 
-/// What a script ends with when a package is missing.
+/// Exit status of a script if a package is missing.
 const SKIPPED: i32 = 77;
 
 /// One run of a script.
 pub struct Client {
-    /// Unique; what a soak remembers it by.
+    /// Unique name, by which a soak records it.
     pub name: String,
     script: &'static str,
     argument: Option<&'static str>,
@@ -33,7 +33,7 @@ impl Client {
         }
     }
 
-    /// One that knows one way only.
+    /// Returns the run of a script that has one variant only.
     fn alone(script: &'static str) -> Self {
         Self {
             name: format!("client: {script}"),
@@ -43,7 +43,7 @@ impl Client {
         }
     }
 
-    /// With these variables.
+    /// Adds these variables.
     fn with(self, environment: &'static [(&'static str, &'static str)]) -> Self {
         Self {
             environment,
@@ -51,7 +51,7 @@ impl Client {
         }
     }
 
-    /// With these variables, and words that say so.
+    /// Adds these variables, and their description to the name.
     fn named(self, what: &str, environment: &'static [(&'static str, &'static str)]) -> Self {
         let name = format!("{}, {what}", self.name);
         Self {
@@ -70,15 +70,15 @@ impl Client {
     }
 }
 
-/// Behind QEMU's IOMMU, through so many kills.
+/// Returns a run behind QEMU's IOMMU, through a number of kills.
 fn viommu(mode: &'static str, environment: &'static [(&'static str, &'static str)]) -> Client {
     Client::new("viommu.sh", mode).with(environment)
 }
 
-/// A network device in so short a run.
+/// Environment for a short run of a network device.
 const QUICK: &[(&str, &str)] = &[("PINGS", "100"), ("NET_MIB", "2"), ("IPERF", "0")];
 
-/// What `make test` runs.
+/// Returns the runs of `make test`.
 pub fn quick() -> Vec<Client> {
     let net = |mode| Client::new("net.sh", mode).with(QUICK);
     vec![
@@ -96,7 +96,7 @@ pub fn quick() -> Vec<Client> {
     ]
 }
 
-/// Network devices: a thousand pings each, of which none may be lost.
+/// Returns the network devices: a thousand pings each, of which none may be lost.
 fn networks() -> Vec<Client> {
     const MODES: [&str; 16] = [
         "plain-7.2",
@@ -117,7 +117,7 @@ fn networks() -> Vec<Client> {
         "lazy-ats-packed-storm",
     ];
     let mut clients: Vec<_> = MODES.map(|mode| Client::new("net.sh", mode)).into();
-    // QEMU keeps no inflight region for network devices: packed rings stand still behind a kill.
+    // QEMU has no inflight region for network devices: packed rings stop after a kill.
     for mode in ["plain", "strict-ats", "lazy"] {
         clients.push(Client::new("net.sh", mode).named("five kills", &[("KILLS", "5")]));
     }
@@ -131,7 +131,7 @@ fn networks() -> Vec<Client> {
     clients
 }
 
-/// Every client, once: what `--clients` runs.
+/// Returns every client, once: the runs of `--clients`.
 pub fn verified() -> Vec<Client> {
     let mut clients = networks();
     clients.extend(disks());
@@ -145,7 +145,7 @@ pub fn verified() -> Vec<Client> {
     clients
 }
 
-/// Disks, as a soak has them beside those that boot.
+/// Returns the disks that a soak runs beside those that boot.
 fn disks() -> Vec<Client> {
     let mut clients = vec![
         Client::new("qemu.sh", "split-4"),
@@ -164,7 +164,7 @@ fn disks() -> Vec<Client> {
     clients
 }
 
-/// What `make soak` runs.
+/// Returns the runs of `make soak`.
 pub fn soak() -> Vec<Client> {
     let mut clients = networks();
     clients.extend(disks());
@@ -189,26 +189,27 @@ pub fn soak() -> Vec<Client> {
     clients
 }
 
-/// What came of a run.
+/// Result of a run.
 #[derive(Debug)]
 pub enum Ran {
-    /// And this is what was seen.
+    /// Passed, with this result.
     Passed(String),
-    /// For this reason.
+    /// Skipped, for this reason.
     Skipped(String),
 }
 
-/// Writes what clients boot; where to, or why not.
+/// Writes the files that clients boot. Returns their directory; the error is the reason why there
+/// is none.
 pub fn guest_files() -> Result<PathBuf, String> {
     let dir = lab::packages::cache_dir().join("clients");
     let written = lab::export::write(&dir, &|line| println!("{line}"));
     written.map(|()| dir).map_err(|error| error.to_string())
 }
 
-/// Runs one, with these guest images.
+/// Runs a client with these guest images.
 ///
 /// # Errors
-/// The script failed; with what it said.
+/// The script failed; with its output.
 pub fn run(client: &Client, guest: Result<&PathBuf, &String>) -> Result<Ran> {
     let guest = match guest {
         Ok(guest) => guest,

@@ -2,9 +2,9 @@
 //! virtio-iommu.
 //!
 //! Each case boots a copy of the root that [`lab::packages::Debian`] makes once, in a lab of its
-//! own; the root's own unit does what the kernel's command line asks for and says so on the
-//! console. Then the VMM is sent SIGTERM, which presses the guest's power button: systemd powers
-//! off, and the file system that it leaves behind must be clean. So every case shows that too.
+//! own; the root's own unit does the jobs that the kernel's command line names and reports them on
+//! the console. Then the VMM is sent SIGTERM, which presses the guest's power button: systemd
+//! powers off, and the file system must be clean afterwards. So every case checks that too.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -18,8 +18,8 @@ use crate::system::guest::{Guest, Mode, Outcome, System};
 use crate::system::host::Host;
 use crate::system::tools::{text, tool};
 
-/// Memory of a lab that boots it, MiB: beside the guest's there are the kernel and the initrd,
-/// twice.
+/// Memory of a lab that boots it, MiB: beside the guest's memory there are the kernel and the
+/// initrd, twice.
 const LAB_MIB: u32 = 2560;
 const MEMORY: &str = "768M";
 /// MiB that fio writes and verifies.
@@ -28,14 +28,14 @@ const FIO_MIB: u32 = 64;
 /// notifies the device of each.
 const FIO_MIB_PARAVIRTUAL: u32 = 8;
 const REBOOTS: u32 = 5;
-/// Seconds that the guest has for powering off.
+/// Seconds in which the guest has to power off.
 const STOP: &str = "600";
-/// For one boot, its jobs and its end.
+/// Time limit of one boot, its jobs and its end.
 const BOOT: Duration = Duration::from_secs(900);
-/// What the root says last ([`lab::guest_image::run_status`]).
+/// Prefix of the root's last line ([`lab::guest_image::run_status`]).
 const DONE: &str = "exitless-guest: status=";
 
-/// What the root's disk is in.
+/// Format of the root's disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Image {
     Raw,
@@ -45,7 +45,7 @@ enum Image {
 /// One case.
 #[derive(Clone, Debug)]
 pub struct DebianCase {
-    /// Unique; what a soak remembers it by.
+    /// Unique name, by which a soak records it.
     pub name: String,
     image: Image,
     mode: Mode,
@@ -55,7 +55,7 @@ pub struct DebianCase {
     jobs: Jobs,
 }
 
-/// What the root does once it is up.
+/// Jobs of the root once it is up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Jobs {
     Nothing,
@@ -76,14 +76,14 @@ impl DebianCase {
             jobs,
         };
         if jobs == Jobs::Reboots {
-            // Six boots in one lab: with two vCPUs the emulated host seldom lives as long.
+            // Six boots in one lab: with two vCPUs the emulated host seldom survives that long.
             case.cpus = 1;
         }
         case.name = case.describe();
         case
     }
 
-    /// Linux of the newer series, which only boots.
+    /// Returns a case with Linux of the newer series, which only boots.
     fn newer(mode: Mode, round: u32) -> Self {
         let mut case = Self::new(Image::Raw, false, Jobs::Nothing);
         (case.mode, case.kernel) = (mode, Some(NEWER));
@@ -91,7 +91,7 @@ impl DebianCase {
         case
     }
 
-    /// The same, with fio, behind a virtio-iommu whose driver is in its initrd.
+    /// Returns a case with fio behind a virtio-iommu, whose driver is in its initrd.
     fn paravirtual() -> Self {
         let mut case = Self::new(Image::Raw, false, Jobs::Fio(FIO_MIB_PARAVIRTUAL));
         (case.mode, case.kernel) = (Mode::Virtio, Some(NEWER));
@@ -123,7 +123,8 @@ impl DebianCase {
     /// Runs it on a copy of this root.
     ///
     /// # Errors
-    /// It did not do what it should, or the emulated host died; with the end of the console.
+    /// The guest's output is not as expected, or the emulated host died; with the end of the
+    /// console.
     pub fn run(&self, debian: &Debian) -> Result<Ran> {
         let Some(kernel) = debian.kernel(self.kernel) else {
             return Ok(Ran::Skipped("this release has no such kernel".into()));
@@ -143,8 +144,8 @@ impl DebianCase {
             let noted = host.noted().text;
             anyhow!("{error:#}\n{noted}")
         });
-        // The image is complete once the lab has ended; how that went matters only to a guest that
-        // did well.
+        // The image is complete once the lab has ended; an error of that end matters only if the
+        // guest succeeded.
         let ended = host.shutdown();
         let seen = ran?;
         ended?;
@@ -174,7 +175,7 @@ impl DebianCase {
             options: format!("root=LABEL=debian ro quiet exitless.job={jobs}"),
         });
         let mut running = guest.spawn(host)?;
-        // If it has ended, why is what `check` says.
+        // If it has ended, `check` returns the reason.
         if running.wait_for_line(DONE).is_ok() {
             running.terminate()?;
         }
@@ -183,7 +184,7 @@ impl DebianCase {
         self.seen(&outcome)
     }
 
-    /// What the root said, if it is what it should have.
+    /// Returns the state that the root reports, if its output is as expected.
     fn seen(&self, outcome: &Outcome) -> Result<String> {
         let said = |text: &str| {
             let found = outcome
@@ -222,14 +223,15 @@ struct Disk {
     image: Image,
     /// The copy.
     file: PathBuf,
-    /// What a lab is given: a raw image as it is, a qcow2 image on a disk with room for it to grow.
+    /// File that a lab attaches: a raw image as it is, a qcow2 image on a disk with room for it to
+    /// grow.
     attached: PathBuf,
 }
 
-/// Name of the qcow2 image on that disk, and where it is mounted.
+/// Name of the qcow2 image on that disk, and the disk's mount point.
 const QCOW2: &str = "root.qcow2";
 const MOUNTED: &str = "/mnt";
-/// That disk's size.
+/// Size of that disk.
 const STORE: &str = "4G";
 
 impl Disk {
@@ -274,7 +276,7 @@ impl Disk {
         })
     }
 
-    /// The value of `--disk`, once it is where `run` sees it.
+    /// Returns the value of `--disk`, after it has made the image accessible to `run`.
     fn option(&self, host: &Host) -> Result<String> {
         let is_lab = matches!(host, Host::Lab(_));
         Ok(match self.image {
@@ -290,7 +292,7 @@ impl Disk {
         })
     }
 
-    /// The file system is clean, and the image whole, once host and guest have ended.
+    /// Checks that the file system is clean, and the image whole, once host and guest have ended.
     fn check(&self, scratch: &Path) -> Result<()> {
         if self.image == Image::Raw {
             return tool("e2fsck", &["-f", "-n", text(&self.file)?]).map(drop);
@@ -309,7 +311,7 @@ impl Disk {
     }
 }
 
-/// The root, found or made.
+/// Returns the root, from the cache or newly made.
 ///
 /// # Errors
 /// Of [`Debian::get`].
@@ -317,7 +319,7 @@ pub fn root() -> std::result::Result<Debian, LabError> {
     Debian::get(&|line| println!("{line}"))
 }
 
-/// Each once.
+/// Returns each case once.
 pub fn quick() -> Vec<DebianCase> {
     use Image::{Qcow2, Raw};
     let mut cases = vec![DebianCase::new(Raw, false, Jobs::Reboots)];
@@ -330,7 +332,7 @@ pub fn quick() -> Vec<DebianCase> {
     cases
 }
 
-/// The same, and each register mode of the newer kernel twice more.
+/// Returns the same, and each register mode of the newer kernel twice more.
 pub fn soak() -> Vec<DebianCase> {
     let mut cases = quick();
     cases.extend(
@@ -388,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_case_is_for_has_to_be_said() {
+    fn case_fails_without_its_jobs_output() {
         let booted = "debian login: exitless-guest: state running, up 61.20 s, 6.1.0-56-amd64, 2 CPU\r\n\
                       exitless-guest: DMA domain TLB invalidation policy: lazy mode\r\n";
         let verified = "exitless-guest: fio verified: (groupid=0, jobs=1): err= 0: pid=400\r\n\

@@ -10,11 +10,11 @@ use crate::system::host::Host;
 /// Name of the unpacked kernel.
 const KERNEL: &str = "vmlinux";
 
-/// What Linux says of the boot loader that entered it so (`arch/x86/platform/pvh/enlighten.c`):
-/// 0xb0.
+/// Type of boot loader that Linux reports if it was entered so
+/// (`arch/x86/platform/pvh/enlighten.c`): 0xb0.
 const PVH: &str = "176";
 
-/// What `make soak` runs: one vCPU and four.
+/// Returns the cases of `make soak`: one vCPU and four.
 pub fn soak() -> Vec<Case> {
     [(Mode::Trap, 1), (Mode::Shared, 4)]
         .map(|(mode, cpus)| case(Machine::new(mode, cpus, true)))
@@ -38,7 +38,7 @@ fn case(machine: Machine) -> Case {
     })
 }
 
-/// Unpacks the guest's kernel to where `run` sees it; its bytes.
+/// Unpacks the guest's kernel to a file that `run` can read. Returns its size.
 fn put_kernel(host: &Host) -> Result<usize> {
     let elf = lab::kernel::extract_vmlinux(&host.kernel_image()?)
         .context("unpacking the guest's kernel")?;

@@ -1,9 +1,9 @@
 //! Cases with storage that holds requests for seconds: device-mapper suspended under the disk of a
-//! guest, which meanwhile takes Bus Master away, resets the device, or powers off.
+//! guest, which meanwhile clears Bus Master, resets the device, or powers off.
 //!
 //! Host and guest go in step (`workload held`): the storage is suspended before the guest issues
-//! its requests, the guest acts when the kernel of the host has them, and the storage goes on
-//! [`HOLD`] after that. So what is tested does not depend on how fast the emulated host is.
+//! its requests, the guest acts once the kernel of the host has them, and the storage is resumed
+//! [`HOLD`] after that. The result therefore does not depend on the speed of the emulated host.
 
 use std::time::{Duration, Instant};
 
@@ -17,28 +17,28 @@ use crate::system::guest::{Guest, Mode, RunningGuest};
 use crate::system::host::Host;
 use crate::system::storage::Storage;
 
-/// How long requests are held after the guest has begun to act: longer than any limit after which
-/// requests were once cancelled or given up.
+/// Time for which requests are held after the guest has begun to act: longer than any limit after
+/// which requests were once cancelled or abandoned.
 const HOLD: Duration = Duration::from_secs(5);
 
-/// How long requests may take to reach the kernel, and the process to end after the release.
+/// Time limit for requests to reach the kernel, and for the process to end after the release.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 const SEED: u64 = 34;
 
-/// One run: what is held, and what the guest does meanwhile.
+/// One run: the requests that are held, and the guest's action meanwhile.
 #[derive(Clone, Copy)]
 struct Run {
     kinds: &'static [Kind],
     act: Act,
 }
 
-/// These requests, with each act in turn; the last one ends the guest.
+/// Returns runs of these requests, with each act in turn; the last one ends the guest.
 fn with_acts(kinds: &'static [Kind], acts: &[Act]) -> Vec<Run> {
     acts.iter().map(|&act| Run { kinds, act }).collect()
 }
 
-/// Who does the guest's I/O.
+/// Process that does the guest's I/O.
 #[derive(Clone, Copy)]
 enum Server {
     /// `exitless run` itself, with this `--dma`.
@@ -57,7 +57,7 @@ impl Server {
     }
 }
 
-/// What `make test` runs.
+/// Returns the cases of `make test`.
 pub fn quick() -> Vec<Case> {
     let server = Server::Run {
         mode: Mode::Shared,
@@ -67,7 +67,8 @@ pub fn quick() -> Vec<Case> {
     vec![case("a read, a write and a flush", server, runs)]
 }
 
-/// What `make soak` runs: each kind alone, so that none hides behind what another sets off.
+/// Returns the cases of `make soak`: each kind alone, so that none hides behind the effects of
+/// another.
 pub fn soak() -> Vec<Case> {
     let run = |mode, dma| Server::Run { mode, dma };
     let mut cases = Vec::new();
@@ -78,7 +79,7 @@ pub fn soak() -> Vec<Case> {
         Server::Serve,
     ] {
         let mut acts = vec![Act::Wait, Act::BusMaster, Act::Reset];
-        // The end of a machine does not wait for what another process has in flight.
+        // The end of a machine does not wait for requests of another process.
         if let Server::Run { .. } = server {
             acts.push(Act::PowerOff);
         }
@@ -110,12 +111,12 @@ fn case(what: &str, server: Server, runs: Vec<Run>) -> Case {
     })
 }
 
-/// Each run with its blocks.
+/// Returns each run with its blocks.
 fn numbered(runs: &[Run]) -> impl Iterator<Item = (Blocks, &Run)> {
     (1..).map(|run| Blocks { run }).zip(runs)
 }
 
-/// One command of `workload` for each run.
+/// Returns one command of `workload` for each run.
 fn script(runs: &[Run]) -> String {
     let command = |(blocks, run): (Blocks, &Run)| {
         let mut text = format!("workload held /dev/vda --run {} --seed {SEED}", blocks.run);
@@ -130,7 +131,7 @@ fn script(runs: &[Run]) -> String {
     numbered(runs).map(command).collect::<Vec<_>>().join(" && ")
 }
 
-/// Runs a guest with its disk on `storage` to its end, and checks what it saw.
+/// Runs a guest with its disk on `storage` to its end, and checks its output.
 fn play(host: &Host, storage: &mut Storage<'_>, server: Server, runs: &[Run]) -> Result<()> {
     let file = format!("path={},direct=on", storage.path());
     let limit = Duration::from_secs(120 + 60 * runs.len() as u64);
@@ -164,7 +165,7 @@ fn play(host: &Host, storage: &mut Storage<'_>, server: Server, runs: &[Run]) ->
     }
 }
 
-/// Takes `guest` through all runs, and to its end.
+/// Takes `guest` through all runs, and waits for its end.
 fn go_through(
     host: &Host,
     server: Server,
@@ -195,11 +196,11 @@ fn go_through(
     outcome.check_script(script)
 }
 
-/// Whether what the guest does is not over before the storage has finished: the device may still
-/// reach the guest's memory, or an old write may reach the disk after a newer one.
+/// Returns whether the guest's act must wait for the storage: the device may still access the
+/// guest's memory, or an old write may reach the disk after a newer one.
 fn must_wait(server: Server, act: Act) -> bool {
     match (server, act) {
-        // Requests whose data go through buffers of ours reach no memory while the device is
+        // Requests whose data go through buffers of ours access no guest memory while the device is
         // stopped.
         (Server::Run { dma, .. }, Act::BusMaster) => dma != "bounce",
         _ => true,
@@ -215,7 +216,7 @@ fn hold(
     run: &Run,
 ) -> Result<()> {
     let word = |word: &str| format!("held {} {word}", blocks.run);
-    // Either line begins so: a guest that cannot go on says why.
+    // Either line has this prefix: a guest that cannot go on prints the reason.
     let said = guest.wait_for_line(&word(""))?;
     ensure!(said == word("ready"), "{said}");
     storage.hold()?;
@@ -224,7 +225,7 @@ fn hold(
     wait_for_operations(storage, run.kinds.len() as u32)?;
     guest.type_in("\n")?;
     guest.wait_for(&word("acting"))?;
-    // Nothing ends before the storage goes on, and the machine does not either.
+    // Until the storage is resumed no request ends, and the machine does not either.
     let is_early = guest
         .writes_within(HOLD, &word("ended:"))
         .context("it ended while the storage held its requests")?;
@@ -243,7 +244,7 @@ fn hold(
     Ok(())
 }
 
-/// Waits until the kernel of the host has `count` requests that it has not finished.
+/// Waits until the kernel of the host has `count` unfinished requests.
 fn wait_for_operations(storage: &Storage<'_>, count: u32) -> Result<()> {
     let start = Instant::now();
     loop {

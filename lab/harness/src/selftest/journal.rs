@@ -1,9 +1,8 @@
-//! Journal of a soak: the cases that it has passed, so that one that was interrupted goes on where
-//! it was.
+//! Journal of a soak: the cases that it has passed, so that an interrupted soak continues.
 //!
-//! A file for each set of options. Its first line says which programs it is of (a hash of their
-//! files) and from which tree (`EXITLESS_SOAK_KEY`, if `scripts/soak.sh` set it): a journal of
-//! another one counts for nothing. A soak that has passed removes it.
+//! There is a file for each set of options. Its first line identifies the programs (a hash of their
+//! files) and the tree (`EXITLESS_SOAK_KEY`, if `scripts/soak.sh` set it): a journal of another
+//! program or tree is ignored. A soak that has passed removes it.
 
 use std::collections::HashSet;
 use std::fs;
@@ -15,7 +14,7 @@ use anyhow::{Context, Result};
 
 use crate::system::programs::Programs;
 
-/// Where journals lie.
+/// Folder of journals.
 const FOLDER: &str = "target/soak";
 
 /// Names of passed cases, in memory and in a file.
@@ -25,8 +24,8 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// Reads what an interrupted soak with these options, by this program, has passed; nothing if
-    /// it is to begin anew.
+    /// Reads the cases that an interrupted soak with these options, by this program, has passed;
+    /// none if it is to start from the beginning.
     pub fn open(options: &str, restart: bool) -> Result<Self> {
         let programs = Programs::find()?;
         let read =
@@ -38,7 +37,7 @@ impl Journal {
         Self::at(&Path::new(FOLDER).join(name), &key, restart)
     }
 
-    /// The journal at `path`, of the soak that `key` names in one line.
+    /// Returns the journal at `path`, of the soak that `key` identifies in one line.
     fn at(path: &Path, key: &str, restart: bool) -> Result<Self> {
         let text = match fs::read_to_string(path) {
             Ok(text) => text,
@@ -60,12 +59,12 @@ impl Journal {
         Ok(Self { path, names })
     }
 
-    /// Returns how many cases have passed.
+    /// Returns the number of cases that have passed.
     pub fn len(&self) -> usize {
         self.names.len()
     }
 
-    /// Whether the case has passed.
+    /// Returns whether the case has passed.
     pub fn contains(&self, name: &str) -> bool {
         self.names.contains(name)
     }
@@ -78,13 +77,13 @@ impl Journal {
             .with_context(|| format!("writing {}", self.path.display()))
     }
 
-    /// Forgets all: the next soak begins anew.
+    /// Removes all: the next soak starts from the beginning.
     pub fn clear(&self) -> Result<()> {
         fs::remove_file(&self.path).with_context(|| format!("removing {}", self.path.display()))
     }
 }
 
-/// The same for the same bytes and the same build of this program.
+/// Returns a hash that is stable for one build of this program.
 fn hash(bytes: &[u8]) -> u64 {
     let mut hasher = DefaultHasher::new();
     bytes.hash(&mut hasher);
@@ -108,18 +107,18 @@ mod tests {
         let mut journal = Journal::at(&path, "program 1 seed 1", false).expect("a journal");
         journal.add("boot: trap").expect("writable");
         journal.add("boot: logged").expect("writable");
-        // It was interrupted, and goes on.
+        // It was interrupted, and continues.
         assert_eq!(
             passed("program 1 seed 1", false),
             ["boot: logged", "boot: trap"]
         );
-        // Another program's soak, or one with other options, begins anew.
+        // Another program's soak, or one with other options, starts from the beginning.
         assert!(passed("program 2 seed 1", false).is_empty());
         assert!(passed("program 1 seed 1", false).is_empty());
         let mut journal = Journal::at(&path, "program 1 seed 1", false).expect("a journal");
         journal.add("boot: trap").expect("writable");
         assert!(passed("program 1 seed 2", false).is_empty());
-        // So does a soak that is to start anew, and one after a soak that passed.
+        // So does a soak that is asked to, and one after a soak that passed.
         for is_anew in [true, false] {
             let mut journal = Journal::at(&path, "program 1 seed 1", false).expect("a journal");
             journal.add("boot: trap").expect("writable");

@@ -1,4 +1,4 @@
-//! The machine and the disk of several cases, and checks of what their guests have said.
+//! The machine and the disk of several cases, and checks of their guests' output.
 
 use anyhow::{Context, Result, ensure};
 
@@ -19,7 +19,7 @@ pub(super) struct Machine {
 }
 
 impl Machine {
-    /// The last word of what a guest says of its machine.
+    /// Last line of a guest's description of its machine.
     const SEEN: &str = "machine seen";
 
     pub(super) fn new(mode: Mode, cpus: u32, is_strict: bool) -> Self {
@@ -30,7 +30,7 @@ impl Machine {
         }
     }
 
-    /// 1 and 4 vCPUs, strict and lazy, each register mode.
+    /// Returns machines with 1 and 4 vCPUs, strict and lazy, in each register mode.
     pub(super) fn all() -> impl Iterator<Item = Self> {
         Mode::VTD.into_iter().flat_map(|mode| {
             [(1, true), (1, false), (4, true), (4, false)]
@@ -43,9 +43,9 @@ impl Machine {
         format!("{}, {} vCPU, {policy}", self.mode.name(), self.cpus)
     }
 
-    /// A guest that first says what it sees of its machine, then runs `script`.
+    /// Returns a guest that first describes its machine, then runs `script`.
     pub(super) fn guest(self, script: &str) -> Guest {
-        // The kernel's log has its command line, and so this script: the pattern does not match
+        // The kernel's log has its command line, and so this script: the pattern must not match
         // itself.
         let script = format!(
             "nproc && dmesg | grep -E 'DMA[R]:|iomm[u]:' && echo {} && {script}",
@@ -57,7 +57,7 @@ impl Machine {
         guest
     }
 
-    /// Linux saw this machine, and no fault while it booted.
+    /// Checks that Linux found this machine, and reported no fault while it booted.
     pub(super) fn check(self, outcome: &Outcome) -> Result<()> {
         let (seen, _) = outcome
             .console
@@ -84,13 +84,13 @@ impl Machine {
     }
 }
 
-/// `guest` with the disk of [`check_pattern`], and these options for it.
+/// Returns `guest` with the disk of [`check_pattern`], and these options for it.
 pub(super) fn with_disk(mut guest: Guest, host: &Host, options: &str) -> Result<Guest> {
     workloads::add_disk(&mut guest, host, SEED, options)?;
     Ok(guest)
 }
 
-/// The summary of the guest's mixed I/O, which must be free of errors.
+/// Returns the summary of the guest's mixed I/O, which must be free of errors.
 pub(super) fn mixed_summary(outcome: &Outcome) -> Result<String> {
     let line = outcome
         .line("mixed ok")
@@ -99,7 +99,7 @@ pub(super) fn mixed_summary(outcome: &Outcome) -> Result<String> {
     Ok(line.trim().to_owned())
 }
 
-/// Command that reads the whole disk, and fails where its content is not as it was put there.
+/// Returns a command that reads the whole disk, and fails if its content is not the initial one.
 pub(super) fn check_pattern(disk: &str) -> String {
     format!("workload check-pattern {disk} --bytes {MIB} --seed {SEED}")
 }

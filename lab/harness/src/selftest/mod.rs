@@ -2,18 +2,18 @@
 //!
 //! * `ballooned`: guests that give memory back.
 //! * `caged`: guests of disks whose device models are processes.
-//! * `case`, `machine`: one case, and what several boot.
-//! * `cases`: what is booted, and what must come of it.
-//! * `clients`: other people's virtual machines on `exitless serve`.
+//! * `case`, `machine`: one case, and the machine of several.
+//! * `cases`: the guests that are booted, and their expected outcomes.
+//! * `clients`: other projects' virtual machines on `exitless serve`.
 //! * `debian`: a stock Debian on a disk behind VT-d.
 //! * `elf`: kernels in the other format.
-//! * `episodes`: storage that misbehaves, at random.
-//! * `held`: storage that holds what it was given, for longer than anything waits for.
-//! * `journal`: what a soak that was interrupted has passed.
+//! * `episodes`: random episodes of faulty storage.
+//! * `held`: storage that holds requests for longer than any time limit.
+//! * `journal`: cases that an interrupted soak has passed.
 //! * `power`: the power button, guests that reboot, and guests that panic.
-//! * `punched`: guests whose memory comes and goes.
+//! * `punched`: guests whose pages are removed and brought back.
 //! * `pviommu`: guests behind the paravirtual IOMMU.
-//! * `swapped`: guests of which only a part is in memory.
+//! * `swapped`: guests of which only a part is resident.
 //! * `vhost`: network cards of the host kernel.
 //! * `suite`: runs cases, counts, and resumes a soak.
 //! * [`payload`]: the native forced-sleep soak, which needs no guest kernel.

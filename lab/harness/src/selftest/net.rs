@@ -7,23 +7,23 @@ use crate::serve_net_lab::{self, Amount, Mover, Plan, Round, Work};
 use crate::system::guest::Mode;
 use crate::system::host::Host;
 
-/// What `make test` runs.
+/// Returns the cases of `make test`.
 pub fn quick() -> Vec<Case> {
     vec![doorbells()]
 }
 
-/// What `make soak` runs beside.
+/// Returns the additional cases of `make soak`.
 pub fn soak() -> Vec<Case> {
     Mode::VTD.map(|mode| pings(mode, 1000)).into()
 }
 
-/// Doorbell exits of a frame that polling may take.
+/// Largest number of doorbell exits of a frame when the daemon polls.
 const POLLED: f64 = 0.01;
-/// Of a datagram and its answer at least a tenth has to ring where nobody polls: else they were not
+/// Smallest number of doorbell exits of a frame when the daemon sleeps: with fewer they were not
 /// counted.
 const NOTIFIED: f64 = 0.1;
 
-/// A daemon that sleeps is rung for; one that polls is not, whatever the guest sends.
+/// Case in which the guest rings for a daemon that sleeps, and not for one that polls.
 fn doorbells() -> Case {
     Case::new(
         "TCP and UDP of a network device served by another process over TAP: no doorbell exits when it polls: none, 1 vCPU",
@@ -72,14 +72,14 @@ fn doorbells_of(round: &Round, mover: Mover, work: Work) -> Result<f64> {
             frames + window.frames(),
         )
     });
-    // A datagram and its answer are two.
+    // A datagram and its answer are two frames.
     ensure!(frames >= 2.0, "no frames in the window");
     ensure!(doorbells.is_finite(), "no count of doorbells in the ledger");
     Ok(doorbells / frames)
 }
 
-/// Behind the guest's own IOMMU, strict: every buffer is a new translation, and no frame is lost
-/// for that.
+/// Case behind the guest's own IOMMU, strict: every buffer is a new translation, and no frame may
+/// be lost because of that.
 fn pings(mode: Mode, pings: u32) -> Case {
     Case::new(
         format!(

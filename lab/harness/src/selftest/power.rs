@@ -1,5 +1,4 @@
-//! Cases in which the machine is asked to end, or its guest has it start again or tells that it has
-//! crashed.
+//! Cases in which the machine is asked to end, or its guest restarts it or reports a crash.
 
 use anyhow::{Result, ensure};
 
@@ -11,10 +10,10 @@ use crate::system::workloads;
 
 /// Bytes written: a MiB.
 const BYTES: usize = 1 << 20;
-/// What a disk holds before.
+/// Seed of a disk's initial content.
 const SEED: u64 = 50;
 
-/// What `make test` runs.
+/// Returns the cases of `make test`.
 pub fn quick() -> Vec<Case> {
     vec![
         button(Machine::new(Mode::Logged, 2, true)),
@@ -23,13 +22,13 @@ pub fn quick() -> Vec<Case> {
     ]
 }
 
-/// What `make soak` runs besides.
+/// Returns the additional cases of `make soak`.
 pub fn soak() -> Vec<Case> {
-    // A second one starts from what the first has left.
+    // A second restart begins with the state that the first has left.
     vec![reboots(Machine::new(Mode::Shared, 1, false), 2)]
 }
 
-/// The disk holds what it did before, but for this change.
+/// Checks that the disk has its initial content, but for this change.
 fn check_disk(host: &Host, change: impl FnOnce(&mut [u8])) -> Result<()> {
     let mut expected = workloads::pattern(SEED);
     change(&mut expected);
@@ -38,15 +37,15 @@ fn check_disk(host: &Host, change: impl FnOnce(&mut [u8])) -> Result<()> {
     Ok(())
 }
 
-/// The guest writes when it hears the button, through its page cache, and powers off as any does:
-/// so all is on the disk.
+/// Case in which the guest, at the button's event, writes through its page cache and powers off as
+/// usual: all must be on the disk.
 fn button(machine: Machine) -> Case {
     let name = format!(
         "SIGTERM presses the power button, the guest writes and powers off, status 0: {}",
         machine.name()
     );
     Case::new(name, move |host| {
-        // The first MiB once more, behind itself.
+        // Copies the first MiB to the second.
         let script = "dd if=/dev/vda of=/tmp/new bs=1M count=1 && workload button && \
                       dd if=/tmp/new of=/dev/vda bs=1M seek=1 conv=notrunc";
         let mut guest = machine.guest(script);
@@ -67,7 +66,8 @@ fn button(machine: Machine) -> Case {
     })
 }
 
-/// Each boot checks what the last one wrote, and writes something else. A second disk counts.
+/// Case in which each boot checks the data of the last one, and writes other data. A second disk
+/// counts the boots.
 fn reboots(machine: Machine, restarts: u32) -> Case {
     let name = format!(
         "a guest that starts again {restarts} times finds its disk as it left it: {}",

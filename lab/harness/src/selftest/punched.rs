@@ -1,4 +1,4 @@
-//! Cases in which a thread takes pages of a guest's memory away and brings them back
+//! Cases in which a thread removes pages of a guest's memory and brings them back
 //! (`--fault memory:punch`) while the guest writes and verifies.
 
 use anyhow::{Context, Result, ensure};
@@ -10,10 +10,10 @@ use crate::system::host::Host;
 use crate::system::workloads::{self, DISK_BYTES};
 
 const SEED: u64 = 41;
-/// What they show.
+/// Subject of these cases.
 pub const WHAT: &str = "pages of the guest's memory taken away and brought back under verified I/O";
 
-/// What `make soak` runs: ten thousand pages and more in each mode.
+/// Returns the cases of `make soak`: ten thousand pages and more in each mode.
 pub fn soak() -> Vec<Case> {
     Mode::VTD.map(|mode| case(mode, 60, 10_000)).into()
 }
@@ -34,8 +34,8 @@ fn run(host: &Host, mode: Mode, seconds: u32, pages: u64) -> Result<String> {
     workloads::add_network(&mut guest);
     guest.cpus = 2;
     guest.idle = "adaptive";
-    // The guest would schedule away from a page that the host brings in, and KVM have it fetched by
-    // another thread.
+    // Otherwise, while the host brings in a page, the guest would schedule another task, and KVM
+    // would have another thread fetch the page.
     guest.kernel_options = "no-kvmapf".into();
     guest.faults.push("memory:punch".into());
     guest.limit = std::time::Duration::from_secs(180 + 4 * u64::from(seconds));
@@ -45,7 +45,7 @@ fn run(host: &Host, mode: Mode, seconds: u32, pages: u64) -> Result<String> {
     Ok(format!("{}; {mixed}", counts(&outcome, pages)?))
 }
 
-/// What the run says of its pages, if it is as it should be.
+/// Returns the run's counts of its pages, if they are as expected.
 fn counts(outcome: &Outcome, pages: u64) -> Result<String> {
     let mut lines = outcome.log.lines();
     let line = lines.find_map(|line| line.split_once("punched: "));

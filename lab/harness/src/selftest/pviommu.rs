@@ -1,5 +1,5 @@
 //! Guests behind the paravirtual IOMMU, with Linux's own driver (kernels from 6.12 on) or this
-//! workspace's.
+//! workspace's module.
 
 use std::time::Duration;
 
@@ -13,18 +13,18 @@ use crate::system::guest::{Driver, Guest, Mode, Outcome};
 use crate::system::late::{Attack, Counts, Policy};
 use crate::system::workloads::{self, Rogue};
 
-/// The first of Debian's kernels with a driver of its own.
+/// First of Debian's kernels with a virtio-iommu driver of its own.
 const KERNEL: Version = Version::new(6, 12);
 
-/// What a guest says of its machine ends here.
+/// Last line of a guest's description of its machine.
 const SEEN: &str = "machine seen";
 
-/// The module, keeping what it has mapped.
+/// The module, caching mappings.
 const OPTIMISTIC: Driver = Driver::Module(&["reuse=optimistic"]);
-/// The module, keeping nothing.
+/// The module, caching nothing.
 const STRICT: Driver = Driver::Module(&[]);
 
-/// Cases of `make test`.
+/// Returns the cases of `make test`.
 pub(super) fn quick() -> Vec<Case> {
     vec![
         io(Driver::Stock, Some(KERNEL), 2, true, 3),
@@ -34,7 +34,7 @@ pub(super) fn quick() -> Vec<Case> {
     ]
 }
 
-/// And those of the soak.
+/// Returns the additional cases of the soak.
 pub(super) fn soak() -> Vec<Case> {
     let mut cases = Vec::new();
     for cpus in [1, 2] {
@@ -55,7 +55,7 @@ pub(super) fn soak() -> Vec<Case> {
     cases
 }
 
-/// The list of cases that `exitless-lab pviommu-lab --only spec` runs against QEMU's device too.
+/// Case of the list that `exitless-lab pviommu-lab --only spec` runs against QEMU's device too.
 fn spec_cases() -> Case {
     let name = format!(
         "{} cases of requests and accesses come out as the specification has it: virtio",
@@ -70,7 +70,7 @@ fn spec_cases() -> Case {
     .with_spec_cases()
 }
 
-/// What a case's name says of its guests.
+/// Describes a case's guests in its name.
 fn described(driver: Driver, kernel: Option<Version>) -> String {
     let driver = match driver {
         Driver::Stock => "Linux's driver".into(),
@@ -80,9 +80,9 @@ fn described(driver: Driver, kernel: Option<Version>) -> String {
     format!("{}{kernel}", driver.trim_end())
 }
 
-/// A guest that first says what it sees of its IOMMU, then runs `script`.
+/// Returns a guest that first prints the state of its IOMMU, then runs `script`.
 fn guest(driver: Driver, cpus: u32, is_strict: bool, script: &str) -> Guest {
-    // The pattern does not match itself on the command line, which the log has.
+    // The log has the command line; the pattern must not match itself.
     let script = format!(
         "dmesg | grep -E 'iommu virti[o]|iomm[u]:|iommu grou[p]'; \
          cat /sys/bus/virtio/drivers/exitless-iommu/endpoints 2>/dev/null; echo {SEEN}; {script}"
@@ -93,8 +93,8 @@ fn guest(driver: Driver, cpus: u32, is_strict: bool, script: &str) -> Guest {
     guest
 }
 
-/// The driver has the IOMMU, `endpoints` devices are behind it, and there was no fault while it
-/// booted.
+/// Checks that the driver has the IOMMU, that `endpoints` devices are behind it, and that there was
+/// no fault while it booted.
 fn check(outcome: &Outcome, driver: Driver, endpoints: usize) -> Result<()> {
     let (seen, _) = outcome
         .console
@@ -121,7 +121,7 @@ fn check(outcome: &Outcome, driver: Driver, endpoints: usize) -> Result<()> {
     Ok(())
 }
 
-/// Disk and network under it; then two disks attack.
+/// Case with disk and network behind it; then two disks attack.
 fn io(driver: Driver, kernel: Option<Version>, cpus: u32, is_strict: bool, seconds: u32) -> Case {
     let policy = match (driver, is_strict) {
         (Driver::Stock, true) => ", strict",
@@ -158,8 +158,8 @@ fn io(driver: Driver, kernel: Option<Version>, cpus: u32, is_strict: bool, secon
     .with_guests(kernel)
 }
 
-/// A disk touches buffers again that the guest has released: once they are older than its driver's
-/// policy allows, with a period of its worker, it is blocked.
+/// Case in which a disk accesses buffers again that the guest has released: it is blocked once they
+/// are older than the driver's policy allows, plus a period of its worker.
 fn late(policy: Policy, kernel: Option<Version>) -> Case {
     const ATTACK: Attack = Attack {
         buffers: 10,
@@ -189,10 +189,11 @@ fn late(policy: Policy, kernel: Option<Version>) -> Case {
     .with_guests(kernel)
 }
 
-/// The IOMMU answers nothing for 10 s under I/O of the disk: the guest's processor goes on, and so
-/// does the I/O afterwards.
+/// Case in which the IOMMU answers nothing for 10 s under I/O of the disk: the guest's processor
+/// goes on, and so does the I/O afterwards.
 fn muted(driver: Driver, kernel: Option<Version>) -> Case {
-    /// More than a guest asks for while it boots, and less than its I/O does.
+    /// Requests before the silence: more than a guest makes while it boots, and less than its I/O
+    /// makes.
     const REQUESTS: u64 = 2_000;
     let name = format!(
         "an IOMMU that is silent for 10 s under I/O leaves the processor usable, and I/O resumes: virtio, {}",
@@ -200,10 +201,10 @@ fn muted(driver: Driver, kernel: Option<Version>) -> Case {
     );
     Case::new(name, move |host| {
         let disk = workloads::disk_node(Mode::Virtio, 0);
-        // A quota of nothing: every mapping is made anew. A loop that makes no system call has the
-        // processor; how much of the ticks that the guest counts, from when the driver has found
-        // its device silent to when it has not. Of the clock a guest in the lab has only part.
-        // Looks are rare: each starts programs.
+        // With a quota of zero every mapping is made anew. A loop without system calls competes for
+        // the processor; its share of the ticks that the guest counts is measured while the driver
+        // considers its device silent. Ticks, because a guest in the lab gets only part of the
+        // time. Samples are rare: each starts programs.
         let script = format!(
             "mount -t debugfs d /sys/kernel/debug; \
              of() {{ grep \"^$1 \" /sys/kernel/debug/exitless-iommu/stats | cut -d' ' -f2; }}; \
@@ -253,8 +254,8 @@ fn muted(driver: Driver, kernel: Option<Version>) -> Case {
     .with_guests(kernel)
 }
 
-/// The module comes and goes, with I/O of a disk each time; in the end the host has removed every
-/// mapping, and detached every endpoint.
+/// Case in which the module is loaded and removed, with I/O of a disk each time; in the end the
+/// host has removed every mapping, and detached every endpoint.
 fn loads(kernel: Option<Version>, times: u32) -> Case {
     let name = format!(
         "{times} loads and unloads with verified I/O leave nothing mapped or attached: virtio, {}",

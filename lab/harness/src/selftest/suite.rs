@@ -1,13 +1,13 @@
 //! `exitless-lab selftest`: whole guests, in as many labs side by side as this machine has room
 //! for.
 //!
-//! Each lab has a thread, which takes the next case when it is done with one: a guest's boot keeps
-//! one emulated processor busy, so one lab alone leaves the others of this machine idle. Cases that
-//! measure time run alone, at the end. Clients of the daemon need no lab, and a Debian has one of
-//! its own; whichever thread is free runs them.
+//! Each lab has a thread, which takes the next case when it has finished one: a guest's boot keeps
+//! one emulated processor busy, so a single lab would leave the other processors of this machine
+//! idle. Cases that measure time run alone, at the end. Clients of the daemon need no lab, and a
+//! Debian has one of its own; any free thread runs them.
 //!
-//! A soak can be interrupted: what has passed is written to a [journal](super::journal), by name,
-//! and is not run again by the same program with the same options, until all has passed.
+//! A soak can be interrupted: cases that passed are written to a [journal](super::journal), by
+//! name, and are not run again by the same program with the same options, until all have passed.
 
 use std::collections::VecDeque;
 use std::fs;
@@ -35,12 +35,12 @@ use crate::system::host::{Host, Kernels};
 /// Memory that a lab needs here, KiB: its own, and QEMU's for translated code.
 const LAB_KIB: usize = 4 << 20;
 
-/// Cases that a lab runs before it is replaced by a new one: about those of one self-test, of up to
-/// three guests each. So QEMU need not throw away translated code while a guest runs, which may
-/// break the guest (lab/README.md). This machine's own KVM does not wear out.
+/// Number of cases after which a lab is replaced: about those of one self-test, of up to three
+/// guests each. QEMU then need not discard translated code while a guest runs, which may break the
+/// guest (lab/README.md). This machine's own KVM is not replaced.
 const LAB_CASES: usize = 10;
 
-/// Cases for each that may be [repeated](Tally::may_repeat), after the first.
+/// Number of cases for each one that may be [repeated](Tally::may_repeat), after the first.
 const CASES_PER_REPEAT: usize = 25;
 
 /// Arguments of `exitless-lab selftest`.
@@ -116,7 +116,7 @@ pub struct SelftestArgs {
 }
 
 impl SelftestArgs {
-    /// Options that decide which cases a soak has, and what each of them does.
+    /// Returns the options that decide which cases a soak has, and how each of them runs.
     fn soak_options(&self) -> String {
         format!(
             "debian {} episodes {:?} seed {} only {:?} exact {} kernel {:?} sleeps {}",
@@ -125,7 +125,7 @@ impl SelftestArgs {
     }
 }
 
-/// Runs the cases; the status is 1 when one failed.
+/// Runs the cases; the status is 1 if one failed.
 pub fn main(args: &SelftestArgs) -> Result<u8> {
     let boots = args.episodes.map(|count| episodes::plans(args.seed, count));
     let (all, clients, debians) = match (args.debian, args.soak) {
@@ -205,7 +205,7 @@ pub fn main(args: &SelftestArgs) -> Result<u8> {
     Ok(u8::from(tally.failed > 0))
 }
 
-/// The error of a selection that selects nothing of what there is.
+/// Returns the error of a selection that matches no name.
 fn nothing_selected<'a>(text: &str, names: impl Iterator<Item = &'a str>) -> anyhow::Error {
     let names: Vec<&str> = names.collect();
     anyhow!(
@@ -214,7 +214,7 @@ fn nothing_selected<'a>(text: &str, names: impl Iterator<Item = &'a str>) -> any
     )
 }
 
-/// What a thread takes next.
+/// Job that a thread takes.
 enum Job {
     Client(Client),
     Debian(DebianCase),
@@ -239,10 +239,11 @@ impl Job {
     }
 }
 
-/// Labs at once: one for each processor, 4 at most, and as many as there is memory for.
+/// Returns the number of labs at the same time: one for each processor, 4 at most, and as many as
+/// there is memory for.
 fn room(kernel: Option<Version>) -> usize {
     if kernel.is_none() && !Host::is_lab() {
-        // Guests of one directory, whose files have the same names.
+        // Guests share one directory, where their files have the same names.
         return 1;
     }
     let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
@@ -280,14 +281,14 @@ fn run(jobs: Vec<Job>, args: &SelftestArgs, tally: &Mutex<Tally>) -> Result<()> 
     shared.work()
 }
 
-/// What the threads share. No lock is held while another is taken, nor while a job runs.
+/// State shared by the threads. No lock is held while another is taken, nor while a job runs.
 struct Shared<'a> {
     jobs: Mutex<VecDeque<Job>>,
-    /// What clients boot; made by the first that needs it.
+    /// Files that clients boot; made by the first that needs them.
     guest_files: OnceLock<Result<PathBuf, String>>,
-    /// What cases of Debian copy; likewise.
+    /// Root that cases of Debian copy; likewise.
     debian: OnceLock<Result<Debian, LabError>>,
-    /// That of labs and their guests, if not the distribution's.
+    /// Kernel series of labs and their guests, if not the distribution's.
     kernel: Option<Version>,
     tally: &'a Mutex<Tally>,
 }
@@ -347,7 +348,7 @@ impl Shared<'_> {
                         }
                         Err(error) => {
                             let noted = lab.noted();
-                            // A guest that hung may have left the lab in any state, and it may be
+                            // A guest that hung may have left the lab in any state, or it may be
                             // dead.
                             let _ = lab.shutdown();
                             let error = anyhow!("{error:#}\n{}", noted.text);
@@ -371,7 +372,7 @@ impl Shared<'_> {
         host.map_or(Ok(()), Host::shutdown)
     }
 
-    /// Records what ran, and says what did not.
+    /// Records a job that ran, and prints the error of one that could not.
     fn note(&self, name: &str, ran: Result<Ran>, start: Instant) -> Result<()> {
         let outcome = match ran {
             Ok(Ran::Skipped(reason)) => {
@@ -394,7 +395,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The names of the payloads that run on this machine's KVM.
+/// Returns the names of the payloads that run on this machine's KVM.
 fn native_names(sleeps: u64) -> Vec<(RegisterMode, String)> {
     let modes = RegisterMode::value_variants().iter();
     modes
@@ -432,13 +433,13 @@ fn native_payloads(
     Ok(())
 }
 
-/// What has passed and failed, and the journal of a soak.
+/// Counts of passed and failed cases, and the journal of a soak.
 struct Tally {
     passed: usize,
     failed: usize,
     /// Cases that were run a second time.
     repeated: Vec<String>,
-    /// Of clients of the daemon.
+    /// Verdicts on clients of the daemon.
     verdicts: Verdicts,
     journal: Option<Journal>,
 }
@@ -462,9 +463,10 @@ impl Tally {
         })
     }
 
-    /// Whether a case that ended as the emulator now and then has guests end is run once more: no
-    /// case twice, and no more than one in [`CASES_PER_REPEAT`], which is oftener than the emulator
-    /// does it. A fault of the product that has guests end so is found by whichever comes next.
+    /// Returns whether a case is run once more whose guest ended in the way in which the emulator
+    /// occasionally ends guests: no case twice, and no more than one in [`CASES_PER_REPEAT`], which
+    /// exceeds the emulator's rate. A fault of the product with the same symptom is reported by the
+    /// next such case.
     fn may_repeat(&mut self, name: &str) -> bool {
         let ended = self.passed + self.failed;
         let may = self.repeated.len() <= ended / CASES_PER_REPEAT
@@ -475,13 +477,13 @@ impl Tally {
         may
     }
 
-    /// Whether a soak that was interrupted has passed it.
+    /// Returns whether an interrupted soak has passed it.
     fn has_passed(&self, name: &str) -> bool {
         let journal = self.journal.as_ref();
         journal.is_some_and(|journal| journal.contains(name))
     }
 
-    /// All has run. The next soak begins anew if nothing failed.
+    /// Notes that all cases have run. The next soak starts from the beginning if none failed.
     fn close(&self) -> Result<()> {
         match &self.journal {
             Some(journal) if self.failed == 0 => journal.clear(),
@@ -489,7 +491,7 @@ impl Tally {
         }
     }
 
-    /// Counts and prints; remembers what a soak has passed.
+    /// Counts and prints an outcome; adds a soak's passed case to the journal.
     fn record(&mut self, name: &str, outcome: Result<String>, start: Instant) -> Result<()> {
         let seconds = start.elapsed().as_secs_f64();
         match outcome {
@@ -533,7 +535,7 @@ mod tests {
 
     /// Renamed cases, found an hour into a soak otherwise.
     #[test]
-    fn what_the_soak_selects_by_name_is_there() {
+    fn names_selected_by_the_soak_exist() {
         let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/soak.sh");
         let script = fs::read_to_string(script).expect("the script is there");
         let selections = script.split("--only '").skip(1);

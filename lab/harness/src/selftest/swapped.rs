@@ -1,4 +1,4 @@
-//! Cases in which a guest has less memory than it believes it has (`run --resident`).
+//! Cases in which a guest has less memory than it is configured with (`run --resident`).
 
 use std::time::Duration;
 
@@ -11,13 +11,13 @@ use crate::system::guest::{Guest, Mode, Outcome};
 use crate::system::host::Host;
 use crate::system::squeezed::{self, Verified, VerifiedDisk, Verify};
 
-/// A kernel that traces stores to shared memory (6.7), of those that there are packages of.
+/// Oldest packaged kernel that traces stores to shared memory (6.7).
 const KERNEL: Version = Version::new(6, 12);
 const SEED: u64 = 51;
-/// Comparisons of pages and blocks, on an emulated host.
+/// Least number of comparisons of pages and blocks, on an emulated host.
 const LEAST_IN_8_MINUTES: u64 = 50_000;
 
-/// What `make test` runs.
+/// Returns the cases of `make test`.
 pub fn quick() -> Vec<Case> {
     vec![sequential(Load {
         limit: 56,
@@ -28,7 +28,7 @@ pub fn quick() -> Vec<Case> {
     })]
 }
 
-/// What `make soak` runs.
+/// Returns the cases of `make soak`.
 pub fn soak() -> Vec<Case> {
     let modes = [Mode::None, Mode::Shared].into_iter();
     let mut cases: Vec<Case> = modes
@@ -63,9 +63,9 @@ pub fn soak() -> Vec<Case> {
     cases
 }
 
-/// Seconds of a long run: eight minutes, and twice as many where all vCPUs and a sidecore that
-/// polls for a remapping unit share one thread of this machine, which made 46,000 to 49,000
-/// comparisons in eight.
+/// Returns the seconds of a long run: eight minutes, and twice as many where all vCPUs and a
+/// sidecore that polls for a remapping unit share one thread of this machine, which made 46,000 to
+/// 49,000 comparisons in eight.
 fn long_enough(mode: Mode, cpus: u32) -> u32 {
     match (mode, cpus) {
         (Mode::Shared, 4) => 960,
@@ -73,7 +73,7 @@ fn long_enough(mode: Mode, cpus: u32) -> u32 {
     }
 }
 
-/// See [`Verify`].
+/// Case of a [`Verify`] run.
 fn verify(verify: Verify) -> Case {
     let Verify {
         mode,
@@ -135,8 +135,8 @@ fn verify(verify: Verify) -> Case {
     Case::new(name, run).needing(KERNEL)
 }
 
-/// How much of what the guest does that the paper measures, in MiB: a file is read again and again
-/// with too little memory, and then memory written.
+/// Sizes of the workload that the paper measures, in MiB: a file is read repeatedly with too little
+/// memory, and then memory is written.
 #[derive(Clone, Copy)]
 struct Load {
     limit: u64,
@@ -192,14 +192,14 @@ fn sequential(load: Load) -> Case {
     Case::new(name, run).needing(KERNEL).long()
 }
 
-/// A guest that touches memory far beyond its limit at random is slow; one beside it moves no more
-/// than alone.
+/// Case in which a guest touches memory far beyond its limit at random, and is slow; a guest beside
+/// it moves no more pages than alone.
 fn beside_one_that_thrashes() -> Case {
-    /// MiB in memory, of a guest that uses 100 MiB at random.
+    /// MiB resident, of a guest that uses 100 MiB at random.
     const LEAST: u64 = 32;
-    /// MiB in memory of the other one, which reads as much in order, twice.
+    /// MiB resident of the other guest, which reads as much in order, twice.
     const LIMIT: u64 = 56;
-    /// What a guest moves differs by some percent from run to run.
+    /// Factor on the pages moved alone: they differ by some percent from run to run.
     const MORE: f64 = 1.25;
     let name = "a guest beside one that touches memory at random moves no more than alone";
     let quiet = |host: &Host| -> Result<Outcome> {
@@ -253,7 +253,7 @@ fn beside_one_that_thrashes() -> Case {
         let outcome = quiet(host)?;
         let beside = moved(&outcome)?;
         let is_still_there = !noisy.so_far().contains("verify ok");
-        // More memory, so that it comes to its end in time: all it has is right.
+        // More memory, so that it ends in time: all its content must be right.
         squeezed::set_limit_of(host, "-noisy", 160)?;
         let noisy = noisy.wait()?;
         noisy.check()?;
@@ -274,17 +274,17 @@ fn beside_one_that_thrashes() -> Case {
     Case::new(name, run).needing(KERNEL)
 }
 
-/// How pages leave and come, whatever the guest's disks.
+/// Counters of page-outs and page-ins that do not depend on the guest's disks.
 const EVERY_WAY: &[&str] = &[
     "dropped_as_zeroes",
     "swapped_out",
     "swapped_in",
     "prevented",
 ];
-/// How they do where a disk holds the same.
+/// Counters of those that need the same content on a disk.
 const BY_DISKS: &[&str] = &["dropped_to_disk", "image_pages"];
 
-/// Pages have left and come by all of these ways.
+/// Checks that pages were moved in all of these ways.
 fn have_moved(outcome: &Outcome, ways: &[&str]) -> Result<()> {
     let swap = &outcome.ledger["whole"]["swap"];
     for key in ways {
@@ -298,7 +298,7 @@ fn count(swap: &Value, key: &str, outcome: &Outcome) -> Result<u64> {
     count.with_context(|| format!("the ledger has no {key}\n{}", outcome.tail()))
 }
 
-/// What has moved, in a few words.
+/// Summarizes the pages moved.
 fn summary(swap: &Value) -> String {
     let keys = [
         "faults",

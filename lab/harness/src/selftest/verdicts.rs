@@ -1,8 +1,8 @@
-//! What came of the clients of a self-test: a line, and a file for programs.
+//! Verdicts on the clients of a self-test: a line, and a file for programs.
 //!
-//! A client is verified when its script passed; one that was skipped is not. Scripts say figures as
-//! `key=number`: pings lost are added up over all scripts that say the key, of other figures the
-//! largest is kept.
+//! A client is verified if its script passed; one that was skipped is not. Scripts print figures as
+//! `key=number`. Of lost pings the sum over all scripts is kept, of other figures the largest
+//! value.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -13,10 +13,10 @@ use serde_json::{Map, Value, json};
 
 use super::clients::Ran;
 
-/// Those of a block device behind an IOMMU, which have a count of their own.
+/// Prefix of the clients of a block device behind an IOMMU, which have a count of their own.
 const BLOCK_BEHIND_IOMMU: &str = "client: viommu.sh";
 
-/// The keys that are always there, null where no script said them.
+/// Keys that are always there, null if no script printed them.
 const KEYS: [&str; 4] = [
     "ping_lost_strict",
     "ping_lost_lazy",
@@ -24,19 +24,19 @@ const KEYS: [&str; 4] = [
     "tap_frames_per_mib",
 ];
 
-/// What came of one.
+/// Verdict on one client.
 enum Verdict {
     Verified(String),
     Skipped(String),
     Failed,
 }
 
-/// What came of all.
+/// Verdicts on all clients.
 #[derive(Default)]
 pub struct Verdicts(Vec<(String, Verdict, f64)>);
 
 impl Verdicts {
-    /// One more, which took so long.
+    /// Adds one, with its duration.
     pub fn add(&mut self, name: &str, ran: &Result<Ran>, seconds: f64) {
         let verdict = match ran {
             Ok(Ran::Passed(seen)) => Verdict::Verified(seen.clone()),
@@ -50,7 +50,7 @@ impl Verdicts {
         self.0.iter().filter(|(_, verdict, _)| is(verdict)).count()
     }
 
-    /// Verified, skipped and failed ones.
+    /// Returns the numbers of verified, skipped and failed clients.
     fn counts(&self) -> [usize; 3] {
         [
             self.count(|verdict| matches!(verdict, Verdict::Verified(_))),
@@ -59,7 +59,7 @@ impl Verdicts {
         ]
     }
 
-    /// For people; nothing if no client ran.
+    /// Renders a summary for a reader; `None` if no client ran.
     pub fn summary(&self) -> Option<String> {
         let [verified, skipped, failed] = self.counts();
         if self.0.is_empty() {
@@ -84,7 +84,7 @@ impl Verdicts {
         ))
     }
 
-    /// For programs.
+    /// Writes the file for programs.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -136,7 +136,7 @@ impl Verdicts {
     }
 }
 
-/// The words `key=number` of what a script said.
+/// Returns the words `key=number` of a script's output.
 fn figures(said: &str) -> impl Iterator<Item = (&str, f64)> {
     let words = said.split([' ', ',', ';']);
     words.filter_map(|word| {

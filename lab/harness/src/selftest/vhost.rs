@@ -9,19 +9,19 @@ use crate::system::host::Host;
 
 const TAP: &str = "tap0";
 const HOST_IP: &str = "192.168.9.1";
-/// Where the host says what it has got, by its checksum, and where it sends a file.
+/// Ports of the host: it answers data with their checksum, and sends a file.
 const TAKES: u16 = 9000;
 const GIVES: u16 = 9001;
-/// KiB that go each way: under a strict IOMMU each frame costs an invalidation, and the guest an
+/// KiB in each direction: under a strict IOMMU each frame costs an invalidation, and the guest an
 /// exit.
 const KIB: u32 = 512;
 
-/// What `make test` runs.
+/// Returns the cases of `make test`.
 pub fn quick() -> Vec<Case> {
     vec![card(Some(Machine::new(Mode::Logged, 2, true)), true)]
 }
 
-/// What `make soak` runs besides.
+/// Returns the additional cases of `make soak`.
 pub fn soak() -> Vec<Case> {
     vec![
         card(None, true),
@@ -32,12 +32,12 @@ pub fn soak() -> Vec<Case> {
 
 /// The host's side of a network card.
 struct Peer {
-    /// Checksum of what it sends, as `md5sum` prints it.
+    /// Checksum of the file that it sends, as `md5sum` prints it.
     sum: String,
 }
 
 impl Peer {
-    /// None natively: a TAP interface and vhost-net are the user's to make there.
+    /// Starts it; `None` natively, where a TAP interface and vhost-net are the user's to create.
     fn start(host: &Host) -> Result<Option<Self>> {
         if !host.tap(TAP, HOST_IP)? {
             return Ok(None);
@@ -60,8 +60,8 @@ impl Peer {
         }))
     }
 
-    /// Script: ping, and data each way, compared; in frames that are larger than the network's, as
-    /// both sides segment for each other.
+    /// Returns the guest's script: ping, and data in each direction, compared; in frames that are
+    /// larger than the network's, as both sides segment for each other.
     fn script(&self) -> String {
         let sum = &self.sum;
         format!(
@@ -73,7 +73,7 @@ impl Peer {
     }
 }
 
-/// What [`Peer::script`] has to leave on the console.
+/// Checks the lines that [`Peer::script`] must leave on the console.
 fn check(outcome: &Outcome) -> Result<()> {
     for text in [" 0% packet loss", "sent ok", "got ok"] {
         outcome
@@ -85,9 +85,9 @@ fn check(outcome: &Outcome) -> Result<()> {
 
 const SKIPPED: &str = "skipped: making a TAP interface takes privileges on this host";
 
-/// Behind an emulated IOMMU, if the machine has one, the kernel translates by the mappings that it
-/// receives, and forgets those that the guest unmaps. If it `is_deleted`, the interface goes in the
-/// end.
+/// Case of a card. Behind an emulated IOMMU, if the machine has one, the kernel translates by the
+/// mappings that it receives, and drops those that the guest unmaps. If it `is_deleted`, the
+/// interface is deleted in the end.
 fn card(machine: Option<Machine>, is_deleted: bool) -> Case {
     let end = if is_deleted {
         ", then its interface deleted"

@@ -12,15 +12,15 @@ use crate::report_file;
 use crate::system::daemon::Totals;
 use crate::system::host::Host;
 
-/// What one round has shown.
+/// Counts of one round.
 pub struct Round {
-    /// Each guest's window.
+    /// Window of each guest.
     pub windows: Vec<PerIo>,
     /// The daemon's counters, boots included.
     pub served: Totals,
 }
 
-/// A line of the table: policy, guests, and what it says.
+/// A line of the table: policy, guests, and their counts.
 struct Line {
     name: String,
     total: f64,
@@ -38,7 +38,7 @@ pub struct Figures {
 }
 
 impl Figures {
-    /// No figure but the conditions.
+    /// Creates a set without figures but for the conditions.
     pub fn new(host: &Host, reads: u32) -> Result<Self> {
         let mut this = Self {
             values: BTreeMap::new(),
@@ -111,15 +111,15 @@ impl Figures {
         });
     }
 
-    /// Writes them; the directory is made if it is not there.
+    /// Writes them to a file; creates its directory if need be.
     pub fn write(&self, path: &Path) -> Result<()> {
         report_file::write(path, &self.values)
     }
 
-    /// Exits per 4 KiB read by cause, a line for each round.
+    /// Renders exits per 4 KiB read by cause, a line for each round.
     pub fn table(&self) -> String {
-        // The interrupts' column is the device's and the timer's together: which of the two ends a
-        // halt depends on time.
+        // The column of interrupts has the device's and the timer's together: which of the two ends
+        // a halt depends on time.
         const SHOWN: [(&str, &str); 8] = [
             ("doorbell", "doorbell"),
             ("hlt", "hlt"),

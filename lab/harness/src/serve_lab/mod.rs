@@ -3,12 +3,12 @@
 //! guests.
 //!
 //! Each round starts a daemon with a RAM disk for each guest, boots the guests one after the other,
-//! stops each (SIGSTOP) when it is ready, and lets all go on at once, so that their measured reads
-//! run side by side. Each then checks what it wrote before. Exits are each guest's own ledger's;
-//! interrupts, the timer's among them, have a column of their own: the device has no part in them.
-//! The daemon's counters tell how often it was kicked and called in its whole life, boots included.
+//! stops each (SIGSTOP) when it is ready, and resumes all at once, so that their measured reads run
+//! side by side. Each guest then checks the data that it wrote before. Exits are from each guest's
+//! own ledger; interrupts, the timer's among them, have a column of their own: the device does not
+//! influence them. The daemon's counters of kicks and calls cover its whole run, boots included.
 //!
-//! Counts only: in the lab time means nothing.
+//! Counts only: time in the lab is not meaningful.
 
 mod figures;
 
@@ -34,7 +34,7 @@ pub struct ServeLabArgs {
         default_value = "target/report/serve-lab.json"
     )]
     pub report: PathBuf,
-    /// How many guests share the sidecore, a round for each number.
+    /// Number of guests that share the sidecore, a round for each number.
     #[arg(long, value_delimiter = ',', default_values_t = [1, 2, 4, 7],
           value_parser = clap::value_parser!(u32).range(1..=7))]
     guests: Vec<u32>,
@@ -43,8 +43,8 @@ pub struct ServeLabArgs {
     reads: u32,
 }
 
-/// What an idle daemon does: keep polling, or sleep at once and be notified. The daemon's words for
-/// it.
+/// Policies of an idle daemon, by the values of its `--idle`: keep polling, or sleep at once and be
+/// notified.
 const POLICIES: [&str; 2] = ["poll", "sleep"];
 /// Memory of the emulated host: seven guests touch about 100 MiB each.
 const LAB_MEMORY_MIB: u32 = 4096;
@@ -52,13 +52,13 @@ const LAB_MEMORY_MIB: u32 = 4096;
 const PATTERN: u32 = 1 << 20;
 const READY: &str = "ready for the window";
 
-/// Runs all rounds; the status is 1 when a guest read what it had not written.
+/// Runs all rounds; the status is 1 if a guest read wrong data.
 pub fn main(args: &ServeLabArgs) -> Result<u8> {
     let start = Instant::now();
     let mut figures = None;
     for guests in &args.guests {
-        // A lab each: what a round leaves behind (translated code, memory) does not meet the next
-        // one.
+        // A lab for each, so that leftovers of a round (translated code, memory) do not affect the
+        // next one.
         let host = Host::start_with_memory(LAB_MEMORY_MIB)?;
         let figures = match &mut figures {
             Some(figures) => figures,
@@ -71,7 +71,7 @@ pub fn main(args: &ServeLabArgs) -> Result<u8> {
             figures.add(idle, *guests, &round);
         }
         host.shutdown()?;
-        // What has been measured is kept if a later round fails.
+        // Figures measured so far are kept if a later round fails.
         figures.set("wall_s", start.elapsed().as_secs_f64().round());
         figures.write(&args.report)?;
     }
@@ -99,7 +99,7 @@ fn round(host: &Host, idle: &'static str, guests: u32, reads: u32) -> Result<Rou
     })
 }
 
-/// The measured windows of that many guests.
+/// Returns the measured windows of this number of guests.
 fn side_by_side(host: &Host, guests: u32, reads: u32, limit: Duration) -> Result<Vec<PerIo>> {
     let mut running: Vec<RunningGuest<'_>> = Vec::new();
     for index in 0..guests {
@@ -126,10 +126,10 @@ fn side_by_side(host: &Host, guests: u32, reads: u32, limit: Duration) -> Result
 }
 
 fn guest(host: &Host, index: u32, reads: u32, limit: Duration) -> Guest {
-    // Each has data of its own, so that one guest's in another's disk would be found.
+    // Each has data of its own, so that one guest's data in another's disk would be detected.
     let seed = 100 + index;
     let pattern = format!("/dev/vda --bytes {PATTERN} --seed {seed}");
-    // Resumed, its clock has gone on: the sleep is over.
+    // When it is resumed, its clock has gone on: the sleep is over.
     let script = format!(
         "workload write-pattern {pattern} && echo {READY} && sleep 2 && \
          workload reads /dev/vda --count {reads} --warmup 100 && workload check-pattern {pattern}"

@@ -1,4 +1,4 @@
-//! The figures of all rounds, and what is judged of them.
+//! The figures of all rounds, and their bars.
 
 use std::path::Path;
 use std::time::Duration;
@@ -18,19 +18,19 @@ use crate::system::host::Host;
 /// Numbers of guests, as in the paper.
 pub const GUESTS: [u32; 4] = [1, 2, 4, 7];
 
-/// Doorbell exits of a frame that polling may take.
+/// Largest number of doorbell exits of a frame when the core polls.
 const DOORBELLS: f64 = 0.01;
-/// Frames of a MiB that a guest sends with segmentation offload.
+/// Largest number of frames for a MiB that a guest sends with segmentation offload.
 const FRAMES_PER_MIB: f64 = 40.0;
 
-/// Beginning of the keys of one cell of the tables.
+/// Returns the prefix of the keys of one cell of the tables.
 pub fn cell(work: Work, guests: u32, mover: Mover) -> String {
     format!("elvis_{}_{guests}_{}", work.name(), mover.name())
 }
 
-/// Bars of all figures that are judged.
+/// Returns the bars of all figures that are judged.
 fn bars() -> impl Iterator<Item = (String, Bar)> {
-    // What a guest mostly receives is beside the paper's two.
+    // The work that mostly receives is not one of the paper's two.
     let polling = [Work::Stream, Work::Rr].into_iter().flat_map(|work| {
         GUESTS.map(|guests| {
             let cell = cell(work, guests, Mover::Poll);
@@ -48,17 +48,17 @@ fn bars() -> impl Iterator<Item = (String, Bar)> {
     polling.chain(others.map(|(key, bar)| (key.to_owned(), bar)))
 }
 
-/// Figures so far.
+/// Figures measured so far.
 pub struct Figures {
     object: Object,
     rounds: Vec<u32>,
     failed: Vec<String>,
-    /// Seconds of the runs that this one goes on with.
+    /// Seconds of the earlier runs whose figures were taken over.
     before_s: f64,
 }
 
 impl Figures {
-    /// None but the conditions.
+    /// Creates a set without figures but for the conditions.
     pub fn new(host: &Host, amount: &Amount) -> Result<Self> {
         let mut object = Object::new(&report::Host::read(), host.label());
         object.value("host_kernel", host.kernel_release()?);
@@ -78,8 +78,8 @@ impl Figures {
         })
     }
 
-    /// The same, with the rounds of an earlier run of this commit and these amounts. What failed
-    /// there is not taken over, and is run again.
+    /// Takes over the rounds of an earlier run of this commit and these amounts. Rounds that failed
+    /// there are not taken over, and run again.
     pub fn resume(mut self, earlier: &Object) -> Self {
         const SAME: [&str; 6] = [
             "commit",
@@ -101,17 +101,17 @@ impl Figures {
         self
     }
 
-    /// Whether the round of so many guests is there.
+    /// Returns whether the round of this number of guests is there.
     pub fn has_round(&self, guests: u32) -> bool {
         self.rounds.contains(&guests)
     }
 
-    /// Whether pings behind an IOMMU are there.
+    /// Returns whether pings behind an IOMMU are there.
     pub fn has_pings(&self) -> bool {
         self.object.get("ping_lost_lab_strict").is_some()
     }
 
-    /// Why vhost-net is not beside; the empty text if it is.
+    /// Sets the reason why vhost-net was not measured; the empty text if it was.
     pub fn without_vhost(&mut self, reason: &str) {
         self.object.value("vhost_reason", reason);
     }
@@ -148,7 +148,7 @@ impl Figures {
         self.rounds.push(guests);
     }
 
-    /// Medians over guests and their windows.
+    /// Adds medians over guests and their windows.
     fn add_cell(&mut self, prefix: &str, windows: &[&Window]) {
         let per = |of: &dyn Fn(&Window) -> f64| -> Vec<f64> {
             let value = |window: &&Window| of(window) / window.frames();
@@ -166,7 +166,7 @@ impl Figures {
             window.exits("total") - window.exits("doorbell") - window.exits("interrupt")
         };
         set("other", per(&other));
-        // What the guest's processors have taken: one call of a server is one of these.
+        // Interrupts that the guest's processors have taken: one call of a server is one of these.
         set("calls", per(&|window| window.nic("interrupts")));
         set("bytes", per(&|w| w.nic("bytes_out") + w.nic("bytes_in")));
         let totals = per(&|window| window.exits("total"));
@@ -180,7 +180,7 @@ impl Figures {
         self.object.number(&format!("{prefix}_packets"), frames);
     }
 
-    /// Adds what came of pings behind an IOMMU.
+    /// Adds the result of pings behind an IOMMU.
     pub fn pinged(&mut self, pinged: Result<Pinged>) {
         match pinged {
             Ok(pinged) => {
@@ -193,7 +193,7 @@ impl Figures {
         }
     }
 
-    /// A round came to no end.
+    /// Notes that a round failed.
     pub fn failed(&mut self, what: &str, error: &anyhow::Error) {
         eprintln!("serve-net-lab: {what}: {error:#}");
         self.failed.push(format!("{what}: {error:#}"));
@@ -204,7 +204,7 @@ impl Figures {
     /// # Errors
     /// The file cannot be written.
     pub fn write(&mut self, path: &Path, wall: Duration) -> Result<Object> {
-        // What was not measured is null, and never zero.
+        // A figure that was not measured is null, and never zero.
         for guests in GUESTS {
             for (work, mover) in cells() {
                 for part in ["doorbell", "interrupt", "other"] {
@@ -234,13 +234,13 @@ impl Figures {
         Ok(self.object.clone())
     }
 
-    /// Whether everything that was measured is as it is to be.
+    /// Returns whether all figures that were measured meet their bars.
     pub fn holds(&self) -> bool {
         judge(&self.object, bars()).0.is_empty()
     }
 }
 
-/// The paper's two works by who moves frames.
+/// Returns the paper's two works with each mover.
 fn cells() -> impl Iterator<Item = (Work, Mover)> {
     let works = [Work::Stream, Work::Rr].into_iter();
     works.flat_map(|work| Mover::ALL.map(|mover| (work, mover)))
@@ -309,7 +309,7 @@ mod tests {
         ] {
             assert_eq!(object.get(&format!("elvis_{key}")), Some(value), "{key}");
         }
-        // Two doorbells of 100 frames are too many, and vhost-net was not beside.
+        // Two doorbells of 100 frames are too many, and vhost-net was not measured.
         assert_eq!(
             object.keys()["missed"],
             json!(["elvis_rr_2_poll_doorbell_per_packet"])

@@ -1,21 +1,21 @@
-//! `exitless-lab serve-net-lab` (`make bench-serve-net-lab`): exits per packet of stock guests
-//! whose network one core of another process serves, by cause: polling, notified, adaptive, and the
-//! kernel's vhost-net, for 1, 2, 4 and 7 guests.
+//! `exitless-lab serve-net-lab` (`make bench-serve-net-lab`): exits per packet, by cause, of stock
+//! guests whose network is served by one core of another process: polling, notified, adaptive, and
+//! the kernel's vhost-net, for 1, 2, 4 and 7 guests.
 //!
 //! | module | |
 //! |---|---|
-//! | `plan` | who moves frames, and what the guests do |
+//! | `plan` | movers of frames, and the guests' work |
 //! | `network` | TAP interfaces, addresses, and the peer behind them |
-//! | `round` | so many guests under one mover after the other; a bulk transfer |
+//! | `round` | a number of guests under one mover after the other; a bulk transfer |
 //! | `viommu` | pings from behind a guest's own IOMMU |
-//! | `figures` | what is judged, and the report |
+//! | `figures` | bars, and the report |
 //! | `results` | tables, and `docs/serve-net-lab-results.md` |
 //!
-//! A round is a lab of its own, since what the one before leaves behind (translated code, memory)
-//! is not to meet it. Its guests boot once, and take steps: the daemon under them is ended and
-//! started with another policy, which their network devices survive, and each has a second card
-//! behind vhost-net. In a step all guests do the same at once; the guest marks its windows, and
-//! says what its kernel counted of the card in them. Counts only: in the lab time means nothing.
+//! A round has a lab of its own, so that leftovers of the one before (translated code, memory) do
+//! not affect it. Its guests boot once, and take steps: the daemon is ended and started with
+//! another policy, which their network devices survive, and each guest has a second card behind
+//! vhost-net. In a step all guests do the same at once; the guest marks its windows, and prints its
+//! kernel's counts of the card in them. Counts only: time in the lab is not meaningful.
 
 mod figures;
 pub mod network;
@@ -48,7 +48,7 @@ pub struct ServeNetLabArgs {
         default_value = "target/report/serve-net-lab.json"
     )]
     pub report: PathBuf,
-    /// How many guests share the core, a round for each number.
+    /// Number of guests that share the core, a round for each number.
     #[arg(long, value_delimiter = ',', default_values_t = GUESTS,
           value_parser = clap::value_parser!(u32).range(1..=7))]
     guests: Vec<u32>,
@@ -79,7 +79,7 @@ pub struct ServeNetLabArgs {
 /// Memory of the emulated host: seven guests touch about 100 MiB each.
 const LAB_MEMORY_MIB: u32 = 4096;
 
-/// Runs all rounds; the status is 1 when one failed, or a figure is not what it is to be.
+/// Runs all rounds; the status is 1 if one failed, or a figure does not meet its bar.
 pub fn main(args: &ServeNetLabArgs) -> Result<u8> {
     let read = || {
         report::Object::read(&args.report)
@@ -112,8 +112,8 @@ pub fn main(args: &ServeNetLabArgs) -> Result<u8> {
         say(&format!(
             "{guests} guests: starting the host that runs them …"
         ));
-        // A lab each: what a round leaves behind (translated code, memory) does not meet the next
-        // one.
+        // A lab for each, so that leftovers of a round (translated code, memory) do not affect the
+        // next one.
         let host = Host::start_with_memory(LAB_MEMORY_MIB)?;
         let figures = match &mut figures {
             Some(figures) => figures,
@@ -135,13 +135,13 @@ pub fn main(args: &ServeNetLabArgs) -> Result<u8> {
                 Err(error) => figures.failed(&format!("round of {guests}"), &error),
             }
         }
-        // What has been measured is kept if the rest fails.
+        // Figures measured so far are kept if the rest fails.
         write(args, figures, start)?;
         if guests == args.guests[0] && args.pings > 0 && !figures.has_pings() {
             say(&format!("{} pings behind an IOMMU", args.pings));
             figures.pinged(ping(&host, Mode::Logged, args.pings));
         }
-        // A lab that has died has said so.
+        // The error of a lab that has died has been printed.
         let ended = host.shutdown();
         if let Err(error) = ended {
             figures.failed(&format!("the lab of {guests}"), &error);
@@ -155,7 +155,7 @@ pub fn main(args: &ServeNetLabArgs) -> Result<u8> {
     Ok(u8::from(!figures.holds()))
 }
 
-/// Who moves frames on this host: vhost-net where it is to be had.
+/// Returns the movers of frames on this host: vhost-net only if it is available.
 fn movers(host: &Host, figures: &mut Figures) -> Result<Vec<Mover>> {
     match network::has_vhost(host)? {
         None => {
@@ -170,7 +170,7 @@ fn movers(host: &Host, figures: &mut Figures) -> Result<Vec<Mover>> {
     }
 }
 
-/// The report and the page, as far as they are.
+/// Writes the report and the page, with the figures so far.
 fn write(args: &ServeNetLabArgs, figures: &mut Figures, start: Instant) -> Result<report::Object> {
     let object = figures.write(&args.report, start.elapsed())?;
     write_docs(args, &object)?;

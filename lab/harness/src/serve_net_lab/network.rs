@@ -8,7 +8,7 @@ use crate::system::host::Host;
 /// Port of the peer, TCP and UDP.
 const PORT: u16 = 7000;
 
-/// Where the peer says that it has its port.
+/// Log in which the peer reports that it has bound its port.
 const PEER_LOG: &str = "net-peer.log";
 
 /// One guest's interface, and the TAP interface behind it: a network of its own.
@@ -21,12 +21,12 @@ pub struct Link {
 }
 
 impl Link {
-    /// The TAP interface.
+    /// Returns the name of the TAP interface.
     pub fn tap(self) -> String {
         format!("tap{}-{}", self.card, self.guest)
     }
 
-    /// Its address on the host.
+    /// Returns its address on the host.
     pub fn host_ip(self) -> String {
         format!("10.{}.{}.1", 100 + self.card, self.guest)
     }
@@ -35,29 +35,29 @@ impl Link {
         format!("10.{}.{}.2", 100 + self.card, self.guest)
     }
 
-    /// Where the guest finds the peer.
+    /// Returns the address at which the guest reaches the peer.
     pub fn peer(self) -> String {
         format!("{}:{PORT}", self.host_ip())
     }
 
-    /// Makes the TAP interface.
+    /// Creates the TAP interface.
     ///
     /// # Errors
-    /// Not the lab.
+    /// The host is not the lab.
     pub fn make(self, host: &Host) -> Result<()> {
         let made = host.tap(&self.tap(), &self.host_ip())?;
         ensure!(made, "TAP interfaces are made in the lab alone");
         Ok(())
     }
 
-    /// The guest's step that gives its interface its address.
+    /// Returns the guest's step that gives its interface its address.
     pub fn up(self) -> String {
         let (card, ip) = (self.card, self.guest_ip());
         format!("ip link set eth{card} up && ip addr add {ip}/24 dev eth{card}")
     }
 
-    /// The guest's step that waits for an answer of the host: frames are lost while there is no
-    /// server.
+    /// Returns the guest's step that waits for an answer of the host: frames are lost while there
+    /// is no server.
     pub fn settle(self) -> String {
         let ip = self.host_ip();
         format!(
@@ -65,7 +65,7 @@ impl Link {
         )
     }
 
-    /// Frames and bytes of the TAP interface so far.
+    /// Returns the frames of the TAP interface so far.
     ///
     /// # Errors
     /// There is no such interface.
@@ -85,19 +85,19 @@ impl Link {
     }
 }
 
-/// Frames that a TAP interface has passed on. One that is to be cut into segments is one.
+/// Frames that a TAP interface has passed on. A frame that is yet to be segmented counts as one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Frames {
     /// From the guest to the host's kernel.
     pub from_guest: u64,
-    /// The other way.
+    /// From the host's kernel to the guest.
     pub to_guest: u64,
 }
 
-/// What keeps guests from the kernel's vhost-net here; nothing where they have it.
+/// Returns the reason why guests cannot use the kernel's vhost-net here; `None` if they can.
 ///
 /// # Errors
-/// The host cannot be asked.
+/// The check cannot be run on the host.
 pub fn has_vhost(host: &Host) -> Result<Option<String>> {
     let link = Link { guest: 0, card: 1 };
     link.make(host)?;
@@ -113,13 +113,13 @@ pub fn has_vhost(host: &Host) -> Result<Option<String>> {
     Ok(is_refused.then(reason))
 }
 
-/// Starts the peer, if it is not there; it answers all guests for as long as the lab runs.
+/// Starts the peer, if it does not run; it answers all guests for as long as the lab runs.
 ///
 /// # Errors
-/// It does not come up.
+/// It does not start.
 pub fn start_peer(host: &Host) -> Result<()> {
     let log = host.path(PEER_LOG);
-    // 20 s at a tenth each.
+    // 20 s, in steps of a tenth.
     let script = format!(
         "grep -qs 'peer ready' {log} || (workload peer {PORT} </dev/null >{log} 2>&1 &); n=0; \
          until grep -q 'peer ready' {log}; do n=$((n + 1)); [ $n -le 200 ] || exit 1; sleep 0.1; done"
@@ -127,10 +127,10 @@ pub fn start_peer(host: &Host) -> Result<()> {
     host.script(&script).context("starting the peer").map(drop)
 }
 
-/// What the peer has complained of: nothing, if every byte was right.
+/// Returns the peer's error messages: none if every byte was right.
 ///
 /// # Errors
-/// Its log is not there.
+/// Its log does not exist.
 pub fn complaints(host: &Host) -> Result<String> {
     let log = host.get(PEER_LOG).context("the peer's log")?;
     let log = String::from_utf8_lossy(&log);

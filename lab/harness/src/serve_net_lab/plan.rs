@@ -1,6 +1,6 @@
-//! What is counted: who moves a guest's frames, and what the guest does.
+//! Cases that are counted: the mover of a guest's frames, and the guest's work.
 
-/// Who moves frames between a guest's rings and its TAP interface.
+/// Server that moves frames between a guest's rings and its TAP interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Mover {
     /// `exitless serve`, whose core sleeps as soon as it is idle, and is notified.
@@ -14,12 +14,12 @@ pub enum Mover {
 }
 
 impl Mover {
-    /// All, in the order in which they are counted: with the first one guests are booted.
+    /// All, in the order in which they are measured: guests are booted with the first one.
     pub const ALL: [Self; 4] = [Self::Notify, Self::Poll, Self::Adaptive, Self::Vhost];
-    /// Those of `exitless serve`.
+    /// Movers that are `exitless serve`.
     pub const SERVE: [Self; 3] = [Self::Notify, Self::Poll, Self::Adaptive];
 
-    /// Name in tables and keys.
+    /// Returns its name in tables and keys.
     pub fn name(self) -> &'static str {
         match self {
             Self::Notify => "notify",
@@ -29,7 +29,7 @@ impl Mover {
         }
     }
 
-    /// The daemon's `--idle`; nothing where there is no daemon.
+    /// Returns the daemon's `--idle`; `None` without a daemon.
     pub fn idle(self) -> Option<&'static str> {
         match self {
             Self::Notify => Some("sleep"),
@@ -39,7 +39,7 @@ impl Mover {
         }
     }
 
-    /// The guest's interface behind it.
+    /// Returns the number of the guest's interface behind it.
     pub fn card(self) -> u32 {
         match self {
             Self::Vhost => 1,
@@ -48,7 +48,7 @@ impl Mover {
     }
 }
 
-/// What a guest does in a window.
+/// Work of a guest in a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Work {
     /// A TCP connection, written to in pieces of 64 bytes.
@@ -59,12 +59,12 @@ pub enum Work {
     Receive,
 }
 
-/// Pieces of a window of `Receive` are so much larger than those of `Stream`, and so many fewer.
+/// Factor between the pieces of `Receive` and `Stream`: they are larger, and fewer, by it.
 const RECEIVED: u32 = 64;
 /// Bytes of a piece of `Stream`.
 const PIECE: u32 = 64;
 
-/// How much is done.
+/// Amounts of work.
 #[derive(Clone, Copy, Debug)]
 pub struct Amount {
     /// Pieces of 64 bytes in a window.
@@ -79,7 +79,7 @@ impl Work {
     /// All.
     pub const ALL: [Self; 3] = [Self::Stream, Self::Rr, Self::Receive];
 
-    /// Name in tables and keys.
+    /// Returns its name in tables and keys.
     pub fn name(self) -> &'static str {
         match self {
             Self::Stream => "stream",
@@ -88,7 +88,7 @@ impl Work {
         }
     }
 
-    /// The guest's step: windows of it with the peer at `to`, over interface `card`.
+    /// Returns the guest's step: its windows with the peer at `to`, over interface `card`.
     pub fn step(self, amount: &Amount, to: &str, card: u32) -> String {
         let stream = |count: u32, bytes: u32, receive: &str| {
             let warmup = (count / 8).max(1);
@@ -111,7 +111,7 @@ impl Work {
     }
 }
 
-/// Longest time for which nothing may move, ms: seconds mean little in the lab.
+/// Longest time for which nothing may move, ms: long, since guests in the lab are slow.
 const WAIT_MS: u32 = 60_000;
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::figures::{GUESTS, cell};
 use super::plan::{Mover, Work};
 
-/// Columns: a heading, the key behind that of the cell, and decimals.
+/// Columns: a heading, the suffix of the key, and decimals.
 const COLUMNS: [(&str, &str, usize); 11] = [
     ("packets", "packets", 0),
     ("doorbell", "doorbell_per_packet", 3),
@@ -38,7 +38,7 @@ and iperf3's default), to the host's kernel.";
 const RR: &str = "A datagram of 8 bytes and its answer, one at a time (netperf's UDP_RR): two packets a transaction.";
 const RECEIVE: &str = "A TCP connection that the guest reads from, 4 KiB at a time: nearly all packets come from the host.";
 
-/// The table of one work.
+/// Renders the table of one work.
 fn table(text: &mut String, object: &Object, work: Work) {
     let heads = COLUMNS.map(|(head, ..)| head).join(" | ");
     let _ = writeln!(text, "| guests | moved by | {heads} |");
@@ -54,7 +54,7 @@ fn table(text: &mut String, object: &Object, work: Work) {
             let is_measured = cells.iter().any(Option::is_some);
             let cells = match is_measured {
                 true => cells.map(|cell| cell.unwrap_or("-".into())).join(" | "),
-                // In the first column, so that the others are empty and no number.
+                // In the first column, so that the others are empty.
                 false => format!("not measured{}", " | -".repeat(COLUMNS.len() - 1)),
             };
             let _ = writeln!(text, "| {guests} | {} | {cells} |", mover.name());
@@ -105,14 +105,14 @@ fn judged(text: &mut String, object: &Object) {
     }
 }
 
-/// A figure, or that it was not measured.
+/// Renders a figure, or that it was not measured.
 fn said(object: &Object, key: &str, digits: usize) -> String {
     let value = object.get(key);
     value.map_or("not measured".into(), |value| format!("{value:.digits$}"))
 }
 
-/// Interrupts on the way to a guest: what was counted, and what hardware and `virt/eli` would take
-/// away of it.
+/// Renders interrupts sent to a guest: the counts, and the part that hardware and `virt/eli` would
+/// save.
 fn to_guest(text: &mut String, object: &Object) {
     let of = |work: Work, guests: u32, mover: Mover, key: &str| {
         said(
@@ -152,7 +152,7 @@ fn to_guest(text: &mut String, object: &Object) {
     );
 }
 
-/// Tables that are printed at the end.
+/// Renders the tables that are printed at the end.
 pub fn tables(object: &Object) -> String {
     let mut text = String::new();
     for work in Work::ALL {
@@ -164,7 +164,7 @@ pub fn tables(object: &Object) -> String {
     text
 }
 
-/// `docs/serve-net-lab-results.md`.
+/// Renders `docs/serve-net-lab-results.md`.
 pub fn page(object: &Object) -> String {
     let mut text = HEAD.to_owned();
     for (label, key) in [

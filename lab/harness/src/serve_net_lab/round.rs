@@ -1,5 +1,5 @@
-//! One round: so many guests on one daemon, whose idle policy changes while they run, and then on
-//! the kernel's vhost-net.
+//! One round: a number of guests on one daemon, whose idle policy changes while they run, and then
+//! on the kernel's vhost-net.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -17,28 +17,28 @@ use crate::system::steps::{SCRIPT, Steps};
 /// A window of one guest.
 #[derive(Clone, Debug)]
 pub struct Window {
-    /// Who moved its frames.
+    /// Mover of its frames.
     pub mover: Mover,
-    /// What it did.
+    /// Its work.
     pub work: Work,
-    /// What its kernel counted of its interface, by name.
+    /// Counts of its kernel for its interface, by name.
     pub nic: BTreeMap<String, u64>,
     /// The ledger's window.
     pub ledger: Value,
 }
 
 impl Window {
-    /// Frames in both directions, as the guest's driver hands them over.
+    /// Returns the frames in both directions, as the guest's driver hands them over.
     pub fn frames(&self) -> f64 {
         self.nic("frames_out") + self.nic("frames_in")
     }
 
-    /// A count of the interface.
+    /// Returns a count of the interface.
     pub fn nic(&self, key: &str) -> f64 {
         self.nic.get(key).map_or(f64::NAN, |count| *count as f64)
     }
 
-    /// Exits of a cause, or `total`.
+    /// Returns the exits of a cause, or `total`.
     pub fn exits(&self, cause: &str) -> f64 {
         self.ledger["exits"][cause].as_f64().unwrap_or(f64::NAN)
     }
@@ -56,26 +56,26 @@ pub struct Bulk {
 /// Result of a round.
 #[derive(Clone, Debug, Default)]
 pub struct Round {
-    /// Guests.
+    /// Number of guests.
     pub guests: u32,
     /// Their windows.
     pub windows: Vec<Window>,
     /// The daemon's counts, by policy.
     pub served: Vec<(Mover, Totals)>,
-    /// Of one guest alone.
+    /// Frames of a bulk transfer of one guest alone.
     pub bulk: Option<Bulk>,
 }
 
-/// What a round is made of.
+/// Plan of a round.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// Guests.
+    /// Number of guests.
     pub guests: u32,
-    /// How much each does.
+    /// Amounts of each guest's work.
     pub amount: Amount,
-    /// Who moves their frames, one after the other; the first one serves.
+    /// Movers of their frames, one after the other; the first is a daemon.
     pub movers: Vec<Mover>,
-    /// What they do.
+    /// Their works.
     pub works: Vec<Work>,
     /// Whether a bulk transfer's frames are counted, while the daemon polls.
     pub has_bulk: bool,
@@ -126,11 +126,11 @@ impl Plan {
     }
 }
 
-/// Runs the round; `say` is called with its progress.
+/// Runs the round; `say` receives messages on its progress.
 ///
 /// # Errors
-/// A guest or the daemon failed; something came back wrong, or was lost; a window is not what it is
-/// taken for.
+/// A guest or the daemon failed; data came back wrong, or were lost; windows or their counts
+/// are missing.
 pub fn run(host: &Host, plan: &Plan, say: &dyn Fn(&str)) -> Result<Round> {
     let mut cards: Vec<u32> = plan.movers.iter().map(|mover| mover.card()).collect();
     cards.sort_unstable();
@@ -143,7 +143,7 @@ pub fn run(host: &Host, plan: &Plan, say: &dyn Fn(&str)) -> Result<Round> {
     let mut server = Some((first, plan.daemon(first)?.start(host)?));
     let mut guests = Vec::new();
     let result = with_guests(host, plan, &cards, &mut guests, &mut server, say);
-    // Guests that are left would connect to the next daemon.
+    // Guests that are still running would connect to the next daemon.
     for mut guest in guests {
         guest.guest().signal(libc::SIGKILL)?;
         guest.wait()?;
@@ -161,7 +161,7 @@ pub fn run(host: &Host, plan: &Plan, say: &dyn Fn(&str)) -> Result<Round> {
 
 type Server<'a> = Option<(Mover, Daemon<'a>)>;
 
-/// What an interface counted in one window.
+/// Counts of an interface in one window.
 type Counted = (Mover, Work, BTreeMap<String, u64>);
 
 fn with_guests<'a>(
@@ -194,7 +194,7 @@ fn with_guests<'a>(
         ));
         guests.push(guest);
     }
-    // What comes of each guest's steps, in their order: that of its ledger's windows.
+    // Counts of each guest's steps, in their order, which is that of its ledger's windows.
     let mut counted: Vec<Vec<Counted>> = vec![Vec::new(); guests.len()];
     for mover in &plan.movers {
         let served = change(host, plan, server, *mover)?;
@@ -256,8 +256,7 @@ fn with_guests<'a>(
             });
         }
     }
-    // The last daemon is ended by the caller, whatever came of the guests; its counts are wanted
-    // here.
+    // The caller ends the last daemon if a guest failed; here its counts are needed.
     if let Some((mover, daemon)) = server.take() {
         let (stats, _) = daemon.end()?;
         round.served.push((mover, Totals::of(&stats)));
@@ -265,8 +264,8 @@ fn with_guests<'a>(
     Ok(round)
 }
 
-/// Has `mover` move frames from now on; the counts of the daemon that did before. While vhost-net
-/// does, the daemon stays as it was, with nothing to do.
+/// Makes `mover` move frames from now on. Returns the counts of the daemon that it replaces. While
+/// vhost-net moves frames, the daemon stays, idle.
 fn change<'a>(
     host: &'a Host,
     plan: &Plan,
@@ -288,7 +287,7 @@ fn change<'a>(
     Ok(before)
 }
 
-/// Takes a step of every guest at once; what each has said.
+/// Executes a step of every guest at once. Returns the output of each.
 fn side_by_side(
     guests: &mut [Steps<'_>],
     links: &[Link],
@@ -303,8 +302,8 @@ fn side_by_side(
         .collect()
 }
 
-/// What a guest sees of its network after a step that failed, in which others may still be: the
-/// reason is often there.
+/// Returns the state of a guest's network after a step that failed, while others may still be in
+/// theirs: it often shows the reason.
 fn look(guest: &mut Steps<'_>, link: Link) -> String {
     let (card, ip) = (link.card, link.host_ip());
     let script = format!(
@@ -317,7 +316,7 @@ fn look(guest: &mut Steps<'_>, link: Link) -> String {
     }
 }
 
-/// The counts of each window that a step has printed.
+/// Parses the counts of each window that a step has printed.
 fn nic_windows(said: &str) -> Result<Vec<BTreeMap<String, u64>>> {
     let lines = said
         .lines()
@@ -340,8 +339,8 @@ fn nic_windows(said: &str) -> Result<Vec<BTreeMap<String, u64>>> {
 /// Pieces of a bulk transfer, 64 KiB each.
 const BULK_PIECES: u32 = 128;
 
-/// Moves [`BULK_PIECES`] each way, as large writes, and counts frames where the host's kernel gets
-/// them.
+/// Moves [`BULK_PIECES`] in each direction, as large writes, and counts frames at the TAP
+/// interface.
 fn bulk(host: &Host, guest: &mut Steps<'_>, link: Link) -> Result<Bulk> {
     let mut per_mib = |direction: &str| -> Result<[f64; 2]> {
         let before = link.frames(host)?;

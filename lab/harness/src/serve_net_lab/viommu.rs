@@ -1,5 +1,5 @@
 //! A network device of `exitless serve` behind a guest's own IOMMU, strict: every buffer is a new
-//! translation, and no frame may be lost for that.
+//! translation, and no frame may be lost because of that.
 
 use std::time::Duration;
 
@@ -10,22 +10,22 @@ use crate::system::daemon::DaemonPlan;
 use crate::system::guest::{Guest, Mode};
 use crate::system::host::Host;
 
-/// What came of it.
+/// Result of the pings.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Pinged {
     /// Echo requests without an answer.
     pub lost: u32,
     /// Misses of the daemon's device TLB for each frame.
     pub misses_per_frame: f64,
-    /// Invalidations that it was told of for each frame.
+    /// Invalidations that it received, for each frame.
     pub invalidations_per_frame: f64,
 }
 
-/// Pings the host so often from a guest whose registers are of this mode. Its TAP interface is that
-/// of guest 0's first card.
+/// Pings the host `pings` times from a guest whose registers are of this mode. Its TAP interface is
+/// that of guest 0's first card.
 ///
 /// # Errors
-/// Guest or daemon failed.
+/// The guest or the daemon failed.
 pub fn ping(host: &Host, mode: Mode, pings: u32) -> Result<Pinged> {
     let link = Link { guest: 0, card: 0 };
     link.make(host)?;
@@ -33,14 +33,14 @@ pub fn ping(host: &Host, mode: Mode, pings: u32) -> Result<Pinged> {
     let plan = DaemonPlan {
         disks: Vec::new(),
         nets: vec![format!("tap={}", link.tap())],
-        // Awake all of them would keep each other waiting: the lab has two processors, and a strict
-        // guest spins too.
+        // If all cores polled, they would keep each other waiting: the lab has two processors, and
+        // a strict guest spins too.
         idle: "sleep",
         limit,
     };
     let daemon = plan.start(host)?;
     let ip = link.host_ip();
-    // It asks again as soon as it has its answer.
+    // It sends the next request as soon as it has an answer.
     let script = format!("{} && ping -q -A -W 20 -c {pings} {ip}", link.up());
     let mut guest = Guest::new(mode, script);
     guest.idle = "sleep";
@@ -64,7 +64,7 @@ pub fn ping(host: &Host, mode: Mode, pings: u32) -> Result<Pinged> {
     })
 }
 
-/// Echo requests without an answer, of busybox's summary.
+/// Returns the echo requests without an answer, by busybox's summary.
 fn lost(console: &str, pings: u32) -> Result<u32> {
     let line = console
         .lines()

@@ -1,4 +1,4 @@
-//! All runs, and what is made of them: a JSON object, tables, plots.
+//! All runs, and their figures: a JSON object, tables, plots.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -20,7 +20,7 @@ use crate::swap_lab::watch::Disks;
 use crate::swap_lab::way::{LIMIT, MEMORY, Way};
 use crate::system::host::Host;
 
-/// What has been measured so far.
+/// Results measured so far.
 #[derive(Default)]
 pub struct Figures {
     conditions: BTreeMap<String, Value>,
@@ -29,20 +29,20 @@ pub struct Figures {
     failed: Vec<String>,
 }
 
-/// What is counted of a run's disks.
+/// Returns a count of a run's disks.
 type Count = fn(&Disks) -> u64;
 /// Pages from memory to the swap area or store, and back.
 const STORE: Count = |disks| disks.store.pages();
-/// And pages of the image, both ways.
+/// The same, and pages of the image, both ways.
 const ALL: Count = |disks| disks.store.pages() + disks.image.pages();
 
 /// The workloads beside the sweep.
 const PROGRAMS: [Work; 3] = [Work::Compile, Work::Compress, Work::Collect];
-/// Those that read a disk.
+/// Workloads that read a disk.
 const READERS: [Work; 2] = [Work::Compile, Work::Compress];
 
 impl Figures {
-    /// Notes where it was measured.
+    /// Sets the conditions of the measurement.
     pub fn conditions(&mut self, host: &Host) -> Result<()> {
         let commit = option_env!("EXITLESS_COMMIT").unwrap_or("unknown");
         let conditions = [
@@ -79,7 +79,7 @@ impl Figures {
         self.phased.entry(way).or_default().push(run);
     }
 
-    /// A run came to no end.
+    /// Notes that a run failed.
     pub fn failed(&mut self, way: Way, error: &anyhow::Error) {
         self.failed.push(format!("{}: {error:#}", way.name()));
     }
@@ -88,7 +88,7 @@ impl Figures {
         !self.failed.is_empty()
     }
 
-    /// The median over rounds of a sum over phases; none if it did not run.
+    /// Returns the median over rounds of a sum over phases; `None` if it did not run.
     fn pages(&self, work: Work, way: Way, count: Count) -> Option<f64> {
         let runs = self.runs.get(&(work, way))?;
         let sum = |run: &Run| run.phases.iter().map(count).sum::<u64>() as f64;
@@ -100,14 +100,14 @@ impl Figures {
         runs.is_some_and(|runs| runs.iter().any(|run| run.is_killed))
     }
 
-    /// The median over rounds of what the disks did in one round of four guests.
+    /// Returns the median over runs of a count of the disks in one round of four guests.
     fn in_round(&self, way: Way, round: usize, count: Count) -> Option<f64> {
         let runs = self.phased.get(&way)?;
         let of = |run: &Phased| run.rounds.get(round).map_or(0, count) as f64;
         Some(median(runs.iter().map(of).collect()))
     }
 
-    /// Writes the object and the plots; directories are made if they are not there.
+    /// Writes the object and the plots; creates their directories if need be.
     pub fn write(&self, path: &Path, wall: Duration) -> Result<()> {
         let plots = path.parent().unwrap_or(Path::new("")).join("swap");
         fs::create_dir_all(&plots).with_context(|| format!("making {}", plots.display()))?;
@@ -134,7 +134,7 @@ impl Figures {
         Ok(())
     }
 
-    /// Files and plots; one without any value is not drawn.
+    /// Returns files and plots; a plot without any value is not drawn.
     fn plots(&self) -> Vec<(String, String)> {
         let mut plots = Vec::new();
         let mut draw = |file: String, series: Vec<Series>, plot: &dyn Fn(&[Series]) -> String| {
@@ -175,7 +175,7 @@ impl Figures {
             ("programs-all", "Programs: pages of swap and image", ALL),
         ] {
             let points = |way| {
-                // What a killed one moved says nothing.
+                // The count of a run that was killed is not comparable.
                 let point = |work| {
                     self.pages(work, way, count)
                         .filter(|_| !self.is_killed(work, way))
@@ -220,8 +220,8 @@ impl Figures {
         plots
     }
 
-    /// Pages that the pager knew to stand for blocks, and the guest's page cache, behind each phase
-    /// of the first run with a pager.
+    /// Returns the pages that the pager knew to be backed by blocks, and the guest's page cache,
+    /// behind each phase of the first run with a pager.
     fn tracked(&self, work: Work) -> Vec<Sample> {
         let runs = self.runs.get(&(work, Way::Both));
         let Some((run, windows)) =
@@ -233,7 +233,8 @@ impl Figures {
             return Vec::new();
         };
         let samples = windows.iter().zip(caches).map(|(window, cache)| {
-            // What was there before is no disk's: the guest's first files are in memory alone.
+            // Pages that were there before belong to no disk: the guest's first files are in memory
+            // alone.
             let cached = cache.pages.saturating_sub(first.pages);
             Sample {
                 tracked: window["tracked"].as_u64().unwrap_or(0),
@@ -244,7 +245,7 @@ impl Figures {
         samples.collect()
     }
 
-    /// What people read.
+    /// Renders the tables for a reader.
     pub fn tables(&self) -> String {
         let mut text = String::new();
         let host = self.conditions.get("host").and_then(Value::as_str);
@@ -329,13 +330,13 @@ impl Figures {
     }
 }
 
-/// Behind a phase, in pages.
+/// Sample behind a phase, in pages.
 struct Sample {
-    /// Stand for blocks, as the pager knows.
+    /// Backed by blocks, as the pager knows.
     tracked: u64,
-    /// The guest's page cache has, beyond what it had at first.
+    /// In the guest's page cache, beyond its size at first.
     cached: u64,
-    /// Of those, on the disk.
+    /// Of those, written to the disk.
     clean: u64,
 }
 
@@ -347,7 +348,7 @@ fn key(name: &str) -> String {
         .join("_")
 }
 
-/// A run of one guest.
+/// Renders a run of one guest.
 fn one(run: &Run) -> Value {
     let mut value = moved(run);
     let caches = |of: fn(&crate::swap_lab::plan::Cache) -> u64| {
@@ -359,7 +360,7 @@ fn one(run: &Run) -> Value {
     value
 }
 
-/// A run of four.
+/// Renders a run of four guests.
 fn four(run: &Phased) -> Value {
     let of = |count: Count| run.rounds.iter().map(count).collect::<Vec<_>>();
     json!({

@@ -4,16 +4,16 @@
 //! | section | of the thesis | what |
 //! |---|---|---|
 //! | `sweep` | Figure 4.5 | a disk read in order, with more and more of the guest in memory |
-//! | `tracked` | 4.15 | pages that the pager knows to stand for blocks, beside the guest's own page cache |
-//! | `compile`, `compress`, `collect` | 4.11 to 4.13 | what compilers, compressors and collectors do to memory |
+//! | `tracked` | 4.15 | pages that the pager knows to be backed by blocks, and the guest's own page cache |
+//! | `compile`, `compress`, `collect` | 4.11 to 4.13 | memory use of compilers, compressors and collectors |
 //! | `phased` | 4.4, 4.14 | four guests that start one after another on one host |
 //!
 //! A run is one of [`swap_lab`](crate::swap_lab)'s with another plan; `phased` has its own. Each
 //! piece of work has a lab of its own, in which the ways follow each other. Tables, plots
-//! (`target/report/swap/`) and one JSON object; all of them are written anew after each run, so
-//! that what has been measured is kept.
+//! (`target/report/swap/`) and one JSON object are written anew after each run, so that figures
+//! measured so far are kept.
 //!
-//! Left out: what a lab cannot show (times, throughput), and what these guests cannot be (Windows).
+//! Left out: times and throughput, which a lab cannot show, and Windows guests.
 
 mod figures;
 mod phased;
@@ -43,7 +43,7 @@ pub struct SwapFiguresArgs {
         default_value = "target/report/swap-figures.json"
     )]
     pub report: PathBuf,
-    /// How often each run is made: tables and plots have medians.
+    /// Number of times that each run is made: tables and plots have medians.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=20))]
     rounds: u32,
     /// Only these sections.
@@ -59,7 +59,7 @@ pub struct SwapFiguresArgs {
 enum Section {
     /// A disk read in order, with more and more of the guest in memory.
     Sweep,
-    /// Pages that stand for blocks, beside the guest's page cache.
+    /// Pages backed by blocks, and the guest's page cache.
     Tracked,
     /// A compiler's memory.
     Compile,
@@ -71,13 +71,13 @@ enum Section {
     Phased,
 }
 
-/// The ways that are compared.
+/// Ways that are compared.
 const WAYS: [Way; 3] = [Way::Baseline, Way::Balloon, Way::Both];
-/// And those of four guests.
+/// Ways that are compared with four guests.
 const PHASED_WAYS: [Way; 4] = [Way::Baseline, Way::Balloon, Way::Both, Way::BalloonBoth];
 
 impl Section {
-    /// What has to run for it.
+    /// Returns the runs that it needs.
     fn runs(self) -> Vec<(Work, Way)> {
         let of = |work: Work| WAYS.map(|way| (work, way)).to_vec();
         match self {
@@ -95,7 +95,7 @@ impl Section {
     }
 }
 
-/// Makes all runs; the status is 1 when one failed.
+/// Makes all runs; the status is 1 if one failed.
 pub fn main(args: &SwapFiguresArgs) -> Result<u8> {
     let start = Instant::now();
     let is_asked = |section| args.only.is_empty() || args.only.contains(&section);
@@ -144,7 +144,7 @@ pub fn main(args: &SwapFiguresArgs) -> Result<u8> {
             })?;
         }
     }
-    // What failed is in it as well.
+    // The report includes failures.
     write(&figures)?;
     print!("{}", figures.tables());
     println!("\nfigures: {}", args.report.display());
@@ -157,8 +157,8 @@ fn names(ways: &[Way]) -> String {
     names.join(", ")
 }
 
-/// Does `each` way in a lab whose disks are `files`: a new one behind a way that failed, since a
-/// guest that hangs may hold what the next one needs.
+/// Runs `each` way in a lab whose disks are `files`. After a way that failed the lab is a new one,
+/// since a guest that hangs may hold resources that the next one needs.
 fn in_lab(
     files: &Files,
     figures: &mut Figures,

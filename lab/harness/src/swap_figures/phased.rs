@@ -2,13 +2,13 @@
 //! together.
 //!
 //! Each boots, reads 48 MiB of a disk through its page cache, has a process write 64 MiB and read
-//! them again, and goes: four phases. In each round all guests that are there do a phase, and one
-//! more starts, so that in the middle each does something else. The host counts between two rounds,
+//! them again, and ends: four phases. In each round all running guests execute a phase, and one
+//! more starts, so that in the middle each is in another phase. The host counts between two rounds,
 //! while all wait.
 //!
 //! The host's own swap and balloons get one control group with a limit for all; the host's kernel
-//! divides it, and each balloon follows it by its manager (`target=auto`). Pagers have no memory in
-//! common: each gets an equal share for the guests that are there, anew before each round.
+//! divides it, and each balloon follows it by its manager (`target=auto`). Pagers do not share
+//! memory: each gets an equal part for the running guests, anew before each round.
 //!
 //! Left out: guests that have used all of their memory before, since below a limit an emulated
 //! pager takes minutes for that; a manager that is too slow. It works by the second, and in an
@@ -29,17 +29,17 @@ use crate::system::guest::{Guest, Mode, RunningGuest};
 use crate::system::host::Host;
 use crate::system::squeezed;
 
-/// How many guests.
+/// Number of guests.
 pub const GUESTS: usize = 4;
 /// Rounds: the last guest's first phase is in the fourth of them.
 pub const ROUNDS: usize = GUESTS + MARKS.len() - 1;
-/// MiB for all guests together; they believe to have a GiB.
+/// MiB for all guests together; each has more configured.
 pub const TOTAL: u64 = 320;
-/// MiB that a VMM takes for itself, which the group has beyond [`TOTAL`] for each.
+/// MiB that a VMM takes for itself; the group has them beyond [`TOTAL`] for each guest.
 const OWN: u64 = 10;
 /// A guest's disks for swap areas and stores, by number; the image is `vdb`.
 const STORES: [&str; GUESTS] = ["vda", "vdc", "vdd", "vde"];
-/// What a guest waits at: the end of its phases.
+/// Markers at which a guest waits: the ends of its phases.
 const MARKS: [u8; 4] = [
     marker::ITERATION,
     marker::ALLOC,
@@ -47,27 +47,27 @@ const MARKS: [u8; 4] = [
     marker::ALLOC_END,
 ];
 
-/// Bytes of the host's disks.
+/// Returns the sizes of the host's disks, bytes.
 pub fn disks() -> [u64; GUESTS + 1] {
     [STORE, experiment::IMAGE, STORE, STORE, STORE]
 }
 
-/// What all four did.
+/// Result of a run of all four guests.
 pub struct Phased {
-    /// What the disks did, by round.
+    /// Counts of the disks, by round.
     pub rounds: Vec<Disks>,
-    /// What the group had at most.
+    /// Largest memory use of the group.
     pub most: Most,
-    /// How many had a process killed.
+    /// Number of guests that had a process killed.
     pub killed: usize,
-    /// Pages that their balloons were given, all together.
+    /// Pages that their balloons received, all together.
     pub ballooned: u64,
 }
 
-/// One run.
+/// Executes one run.
 ///
 /// # Errors
-/// A guest did not come to its end, or found a wrong byte.
+/// A guest did not end, or found a wrong byte.
 pub fn run(host: &Host, way: Way) -> Result<Phased> {
     let swap = |act: &str| {
         let each = STORES.map(|store| act.replace("DISK", &format!("/dev/{store}")));
@@ -132,24 +132,24 @@ fn in_group(host: &Host, way: Way, group: &Group<'_>) -> Result<Phased> {
     Ok(phased)
 }
 
-/// Divides the memory between guests of these numbers, where it is not the host's kernel that does.
+/// Divides the memory between guests of these numbers, unless the host's kernel does.
 fn share(host: &Host, way: Way, numbers: &[usize]) -> Result<()> {
     if !way.has_pager() {
         return Ok(());
     }
-    // Less than all, or nobody looks how much there is.
+    // Less than the whole memory, or the pager would ignore its watermark.
     let mib = (TOTAL / numbers.len().max(1) as u64).min(MEMORY - 6);
     numbers
         .iter()
         .try_for_each(|number| squeezed::set_limit_of(host, &name(*number), mib))
 }
 
-/// Tells a guest's files from the others'.
+/// Returns the suffix of a guest's files.
 fn name(number: usize) -> String {
     format!("-{}", number + 1)
 }
 
-/// What a guest does.
+/// Plan of a guest.
 fn plan() -> Plan {
     let seed = experiment::SEED;
     Plan {
@@ -162,17 +162,17 @@ fn plan() -> Plan {
     }
 }
 
-/// A guest on its way through its phases.
+/// A guest that executes its phases.
 struct Staged<'a> {
     number: usize,
     /// `None` once it has ended.
     running: Option<RunningGuest<'a>>,
-    /// How many phases have begun.
+    /// Number of phases that have begun.
     phase: usize,
 }
 
 impl<'a> Staged<'a> {
-    /// Starts guest `number`, from 0.
+    /// Starts guest `number`, counted from 0.
     fn start(host: &'a Host, way: Way, group: &Group<'_>, number: usize) -> Result<Self> {
         let mut guest = Guest::new(Mode::None, plan().script());
         guest.memory = way.memory();
@@ -203,7 +203,7 @@ impl<'a> Staged<'a> {
         self.running.as_mut().map_or(Ok(()), squeezed::go_on)
     }
 
-    /// Waits for the end of the phase; behind the last, for that of the guest.
+    /// Waits for the end of the phase; after the last, for the end of the guest.
     fn arrive(&mut self, phased: &mut Phased) -> Result<()> {
         let Some(running) = &mut self.running else {
             return Ok(());
@@ -211,7 +211,7 @@ impl<'a> Staged<'a> {
         let plan = plan();
         if let Err(error) = running.wait_for_line(&plan.step(MARKS[self.phase])) {
             let (number, phase) = (self.number + 1, self.phase + 1);
-            // Why is what it said at its end.
+            // The reason is in its last output.
             let ended = self.running.take().map(RunningGuest::wait).transpose()?;
             let tail = ended.map(|outcome| outcome.tail()).unwrap_or_default();
             return Err(error.context(format!("guest {number} in phase {phase}\n{tail}\n")));

@@ -1,4 +1,4 @@
-//! What a guest does in these figures, one at a time.
+//! Works of a guest in these figures.
 
 use workload::marker;
 
@@ -6,21 +6,21 @@ use crate::swap_lab::experiment;
 use crate::swap_lab::plan::Plan;
 use crate::swap_lab::way::LIMIT;
 
-/// MiB in memory of a sweep.
+/// Resident MiB of the guests of a sweep.
 pub const LIMITS: [u64; 4] = [40, 55, 100, 160];
-/// How often the disk is read in a sweep.
+/// Number of times that the disk is read in a sweep.
 const READS: u8 = 2;
-/// Units of a compiler.
+/// Number of a compiler's units.
 const UNITS: u64 = 96;
-/// Bytes of the image: what is read, and behind it what is put out.
+/// Bytes of the image: the input, and behind it the output.
 pub const IMAGE: u64 = experiment::IMAGE + (32 << 20);
 /// MiB of the image that are read.
 const MIB: u64 = experiment::IMAGE >> 20;
 
-/// What a guest does.
+/// Work of a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Work {
-    /// Reads its disk in order, with so many MiB in memory.
+    /// Reads its disk in order, with so many MiB resident.
     Read(u64),
     Compile,
     Compress,
@@ -28,7 +28,7 @@ pub enum Work {
 }
 
 impl Work {
-    /// The name in tables and keys.
+    /// Returns its name in tables and keys.
     pub fn name(self) -> String {
         match self {
             Self::Read(limit) => format!("read, {limit} MiB"),
@@ -38,7 +38,7 @@ impl Work {
         }
     }
 
-    /// How it goes.
+    /// Returns its plan.
     pub fn plan(self) -> Plan {
         let seed = experiment::SEED;
         match self {
@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_put_out_has_room_on_the_image() {
+    fn output_fits_on_the_image() {
         // A compiler's objects have 64 KiB each at most, a compressor's output is a quarter.
         let put_out = [UNITS << 16, experiment::IMAGE / 4];
         assert!(

@@ -1,4 +1,4 @@
-//! What is measured beside the experiment: exits, and that no byte is wrong.
+//! Measurements beside the experiment: exits, and verified content.
 
 use std::time::Duration;
 
@@ -12,23 +12,23 @@ use crate::system::squeezed::{self, Verify};
 /// Reads of 4 KiB in a window.
 const READS: u32 = 400;
 
-/// Exits per page that is read to the same place, looked at there and changed, in the states of a
+/// Exits per page that is read to the same place, checked there and changed, in the states of a
 /// pager.
 pub struct Exits {
-    /// Without a pager, as such a guest has it: KVM's own ways to save exits among them that store
-    /// to guest memory.
+    /// Without a pager, as such a guest is by default: with KVM's own features that save exits by
+    /// stores to guest memory.
     pub free: PerIo,
-    /// Without a pager, and without those.
+    /// Without a pager, and without those features.
     pub plain: PerIo,
-    /// With one, and plenty of memory.
+    /// With a pager, and plenty of memory.
     pub disarmed: PerIo,
-    /// With most of its memory used, so that disks report, and none leaving yet: what pages that
-    /// come and go cost is not in it.
+    /// With most of its memory used, so that disks report, and no page evicted yet: the cost of
+    /// page-outs and page-ins is not included.
     pub armed: PerIo,
 }
 
 impl Exits {
-    /// Four guests.
+    /// Runs four guests, one for each state.
     pub fn count(host: &Host) -> Result<Self> {
         Ok(Self {
             free: reads(host, Pager::None)?,
@@ -39,21 +39,21 @@ impl Exits {
     }
 }
 
-/// Whether a guest has a pager.
+/// State of a guest's pager.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Pager {
     None,
-    /// It has none, and is offered what one that has is.
+    /// No pager, but only the features that a guest with a pager is offered.
     Pretended,
-    /// With one that has seen little memory used.
+    /// A pager that has seen little memory used.
     Disarmed,
-    /// With one that has seen most of it used.
+    /// A pager that has seen most of it used.
     Armed,
 }
 
-/// MiB that may be in memory: less than all, or nobody looks how much there is.
+/// MiB that may be resident: less than the whole memory, or the pager would ignore its watermark.
 const MOST: u64 = 250;
-/// MiB that a guest uses so that more than three quarters of that are in memory, and not all of it.
+/// MiB that a guest uses so that more than three quarters of those are resident, and not all.
 const USED: u64 = 150;
 
 fn reads(host: &Host, pager: Pager) -> Result<PerIo> {
@@ -86,7 +86,7 @@ fn reads(host: &Host, pager: Pager) -> Result<PerIo> {
     Ok(PerIo::of(window, READS))
 }
 
-/// A minute of verified pages: how many operations.
+/// Runs a minute of verified pages. Returns the number of operations.
 pub fn verify(host: &Host) -> Result<u64> {
     Ok(Verify::new(Mode::None, 2, 60).run(host)?.operations)
 }

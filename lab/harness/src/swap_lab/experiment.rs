@@ -1,4 +1,4 @@
-//! One run: a guest is started, gets its limit, and is taken through the phases.
+//! One run: a guest is started, gets its limit, and executes the phases.
 
 use std::fmt::Write;
 use std::time::{Duration, Instant};
@@ -16,28 +16,29 @@ use crate::system::guest::{Guest, Mode, Outcome, RunningGuest};
 use crate::system::host::Host;
 use crate::system::squeezed;
 
-/// MiB that the guest uses and gives back first.
+/// MiB that the guest uses and frees first.
 const AGE: u64 = 150;
 /// MiB of the disk, all of which is read.
 const FILE: u64 = 100;
-/// How often.
+/// Number of times that it is read.
 pub const ITERATIONS: usize = 4;
 /// MiB that a process of the guest writes then.
 const ALLOC: u64 = 80;
-/// Until the balloon, whose size comes with a word, has not grown for five seconds.
+/// Script that waits until the balloon, whose size comes with a typed line, has not grown for five
+/// seconds.
 const GIVE: &str = "echo has $((1+3)) used && read go && w=0; b=0; until [ $w = 5 ]; do sleep 1; a=$b; b=$(sed -n 's/^balloon_inflate //p' /proc/vmstat); \
                     w=$((b > a ? 0 : w + 1)); done; echo has $((1+2)) given $b";
-/// Of the image's content.
+/// Seed of the image's content.
 pub const SEED: u32 = 51;
-/// Where the balloon's size is read from.
+/// File with the balloon's size.
 const BALLOON_FILE: &str = "balloon";
 
 /// Bytes of the image.
 pub const IMAGE: u64 = FILE << 20;
-/// Iterations, and the process: it writes, and reads again.
+/// Number of phases: the iterations, and two of the process, which writes and then reads.
 pub const PHASES: usize = ITERATIONS + 2;
 
-/// What the guest does.
+/// Plan of the guest.
 pub fn plan() -> Plan {
     Plan {
         command: "sequential",
@@ -54,12 +55,12 @@ pub fn plan() -> Plan {
     }
 }
 
-/// What a run left.
+/// Result of a run.
 pub struct Run {
     way: Way,
-    /// MiB that may be in memory.
+    /// MiB that may be resident.
     limit: u64,
-    /// What the disks did, by phase.
+    /// Counts of the disks, by phase.
     pub phases: Vec<Disks>,
     /// The guest's page cache before each phase and behind the last.
     pub caches: Vec<Cache>,
@@ -67,44 +68,44 @@ pub struct Run {
     pub windows: Option<Vec<Value>>,
     /// The pager's counts of the whole run.
     pub whole: Option<Value>,
-    /// What the group took while the phases ran.
+    /// Largest memory use of the group while the phases ran.
     most: Most,
-    /// Bytes that the VMM took for itself when the guest had started.
+    /// Bytes that the VMM used for itself when the guest had started.
     own: u64,
-    /// The process that wrote memory was killed by the guest.
+    /// Whether the guest killed the process that wrote memory.
     pub is_killed: bool,
-    /// The guest's word that all was right.
+    /// The guest's line that reports success.
     pub done: Option<String>,
     /// The pager's CPU time, µs: of an emulated CPU.
     pub pager_us: Option<u64>,
 }
 
 impl Run {
-    /// Pages in memory beyond the limit, at most.
+    /// Returns the most pages resident beyond the limit.
     pub fn over_limit(&self) -> u64 {
         (self.most.shared / 4096).saturating_sub(pages(self.limit))
     }
 
-    /// A sum over iterations from the second one on: the first reads what nobody has.
+    /// Returns a sum over iterations from the second one on: in the first no page is cached.
     pub fn later(&self, of: impl Fn(&Disks) -> u64) -> u64 {
         self.phases[1..ITERATIONS].iter().map(of).sum()
     }
 
-    /// A sum over phases of what the pager counts; 0 without one.
+    /// Returns a sum over phases of one of the pager's counts; 0 without a pager.
     pub fn counted(&self, key: &str) -> Result<u64> {
         let windows = self.windows.iter().flatten();
         windows.map(|window| count(window, key)).sum()
     }
 
-    /// A few lines for who waits.
+    /// Renders a few lines on the progress.
     pub fn lines(&self) -> String {
         let mut text = format!("  {:<18}", self.way.name());
         for phase in &self.phases {
             let (out, back) = (phase.store.pages_written, phase.store.pages_read);
             let _ = write!(text, "{:>16}", format!("{out}/{back}"));
         }
-        // With the VMM's own, where only the kernel tells the guest's memory from other anonymous
-        // memory.
+        // With a pager only the guest's memory is counted; otherwise all anonymous memory but the
+        // VMM's own.
         let most = match self.way.has_pager() {
             true => self.most.shared,
             false => self.most.all.saturating_sub(self.own),
@@ -127,10 +128,10 @@ pub fn prepare(host: &Host) -> Result<()> {
     host.script(&script).map(drop)
 }
 
-/// One run.
+/// Executes one run.
 ///
 /// # Errors
-/// The guest did not come to its end, or found a wrong byte.
+/// The guest did not end, or found a wrong byte.
 pub fn run(host: &Host, way: Way, plan: &Plan) -> Result<Run> {
     if !way.has_pager() {
         host.script("mkswap /dev/vda && swapon /dev/vda")?;
@@ -145,7 +146,7 @@ pub fn run(host: &Host, way: Way, plan: &Plan) -> Result<Run> {
 
 fn in_group(host: &Host, way: Way, plan: &Plan, group: &Group<'_>) -> Result<Run> {
     let script = plan.script();
-    // Used before the balloon is there: with it the guest has not got so much any more.
+    // Used before the balloon is inflated: afterwards the guest has less memory than this.
     let age = format!("workload age --mib {AGE}");
     let script = match way.has_balloon() {
         true => format!("{age} && {GIVE} && {script}"),
@@ -177,7 +178,7 @@ fn in_group(host: &Host, way: Way, plan: &Plan, group: &Group<'_>) -> Result<Run
         eprintln!("  {given} pages");
     }
     let phases = phases(host, plan, group, &mut guest);
-    // One that hangs says where its vCPUs are when its time is over.
+    // If it hangs, its output at the time limit shows the state of its vCPUs.
     let outcome = guest.wait()?;
     outcome.check()?;
     let (phases, caches, most) = phases.with_context(|| outcome.tail())?;
@@ -208,7 +209,7 @@ fn in_group(host: &Host, way: Way, plan: &Plan, group: &Group<'_>) -> Result<Run
     })
 }
 
-/// The guest has started: it gets its limit. Bytes that the VMM takes for itself.
+/// Sets the limit of a guest that has started. Returns the bytes that the VMM uses for itself.
 fn squeeze(host: &Host, way: Way, plan: &Plan, group: &Group<'_>) -> Result<u64> {
     let all = host.script(&format!("cat {}/memory.current", group.path()))?;
     let all: u64 = all.trim().parse().context("memory.current is a number")?;
@@ -217,7 +218,8 @@ fn squeeze(host: &Host, way: Way, plan: &Plan, group: &Group<'_>) -> Result<u64>
         true => squeezed::set_limit(host, plan.limit)?,
         false => {
             let most = (own + (plan.limit << 20)).to_string();
-            // First in peace: a limit that cannot be met at once has somebody killed.
+            // `memory.high` first: a hard limit that cannot be met at once makes the kernel kill a
+            // process.
             group.set("memory.high", &most)?;
             group.set("memory.max", &most)?;
             group.set("memory.high", "max")?;
@@ -227,12 +229,12 @@ fn squeeze(host: &Host, way: Way, plan: &Plan, group: &Group<'_>) -> Result<u64>
     Ok(own)
 }
 
-/// Bytes of the guest's memory that are in the host's.
+/// Returns the bytes of the guest's memory that are resident on the host.
 fn present(host: &Host, way: Way, group: &Group<'_>) -> Result<u64> {
     if way.has_pager() {
         return group.stat("shmem");
     }
-    // Of the one mapping that is as large as the guest's memory.
+    // Of the one mapping that has the size of the guest's memory.
     let script = format!(
         "for process in $(cat {}/cgroup.procs); do sed -n '/^Size: *{} kB/,/^Rss:/s/^Rss: *\\([0-9]*\\) kB/\\1/p' \
          /proc/$process/smaps; done",
@@ -247,9 +249,9 @@ fn present(host: &Host, way: Way, group: &Group<'_>) -> Result<u64> {
     Ok(kib << 10)
 }
 
-/// Waits until what is in memory of the guest does not become less any more.
+/// Waits until the guest's resident memory does not shrink any more.
 fn settle(host: &Host, way: Way, group: &Group<'_>) -> Result<()> {
-    /// Between two looks.
+    /// Time between two samples.
     const LOOK: Duration = Duration::from_secs(2);
     let mut before = present(host, way, group)?;
     loop {
@@ -306,7 +308,7 @@ fn windows(outcome: &Outcome, phases: usize) -> Result<Vec<Value>> {
     Ok(windows)
 }
 
-/// As `run` says it at its end.
+/// Parses the pager's CPU time in the last lines of `run`.
 fn pager_us(log: &str) -> Option<u64> {
     let (_, rest) = log.split_once("pager's CPU ")?;
     let (ms, _) = rest.split_once(" ms")?;

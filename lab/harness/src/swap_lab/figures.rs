@@ -1,4 +1,4 @@
-//! The figures: keys that are judged, and a table of what every run moved.
+//! The figures: keys that are judged, and a table of the pages that every run moved.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -17,11 +17,11 @@ use crate::report_file;
 use crate::system::host::Host;
 use crate::system::squeezed::PREVENTER_LIMIT_US;
 
-/// The baseline's requests grow at least so much from its second iteration to its last, or the runs
-/// show no decay to be compared with.
+/// Least growth of the baseline's requests from its second iteration to its last: with less, the
+/// runs show no decay to be compared with.
 const DECAY: f64 = 1.1;
 
-/// What a figure is to be.
+/// Bar of a figure.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Bar {
     AtMost(f64),
@@ -37,8 +37,8 @@ impl Bar {
     }
 }
 
-/// Figures that are judged. An exit more in a hundred pages has other causes: the guest's timer, or
-/// the kernel's.
+/// Figures that are judged. One exit more in a hundred pages has other causes: the guest's timer,
+/// or the kernel's.
 const BARS: [(&str, Bar); 15] = [
     ("mapper_vs_baseline_percent", Bar::AtMost(18.0)),
     ("both_vs_baseline_percent", Bar::AtMost(16.0)),
@@ -58,44 +58,45 @@ const BARS: [(&str, Bar); 15] = [
     ("verified_operations", Bar::AtLeast(5_000.0)),
 ];
 
-/// All runs, and what comes of them.
+/// All runs, and their figures.
 pub struct Figures {
     values: BTreeMap<String, Value>,
     runs: BTreeMap<Way, Vec<Run>>,
     failed: Vec<String>,
-    /// Of those that failed, with a pager.
+    /// Number of failed runs with a pager.
     hangs: u64,
     host: &'static str,
 }
 
-/// Pages moved between memory and the store, both ways.
+/// Returns the pages moved between memory and the store, both ways.
 fn store(disks: &Disks) -> u64 {
     disks.store.pages()
 }
 
-/// Pages moved between memory and either disk, both ways.
+/// Returns the pages moved between memory and either disk, both ways.
 fn all(disks: &Disks) -> u64 {
     disks.store.pages() + disks.image.pages()
 }
 
-/// Requests to either disk, reads and writes.
+/// Returns the requests to either disk, reads and writes.
 fn requests(disks: &Disks) -> u64 {
     disks.store.requests() + disks.image.requests()
 }
 
-/// Pages that come back while the file is read for the first time, and while memory is written.
+/// Returns the pages that come back while the file is read for the first time, and while memory is
+/// written.
 fn read_and_allocated(run: &Run) -> f64 {
     let pages = |phase: usize| run.phases[phase].store.pages_read;
     (pages(0) + pages(ITERATIONS)) as f64
 }
 
-/// Growth of the store's reads from the second iteration to the last.
+/// Returns the growth of the store's reads from the second iteration to the last.
 fn growth(run: &Run) -> f64 {
     let reads = |phase: usize| run.phases[phase].store.reads as f64;
     reads(ITERATIONS - 1) / reads(1)
 }
 
-/// A part of a whole in percent; `None` if either is missing.
+/// Returns a part of a whole in percent; `None` if either is missing.
 fn percent(part: Option<f64>, whole: Option<f64>) -> Option<f64> {
     Some(100.0 * part? / whole?)
 }
@@ -118,7 +119,7 @@ const TRAFFIC: [Column; 8] = [
 ];
 
 impl Figures {
-    /// No figure but the conditions.
+    /// Creates a set without figures but for the conditions.
     pub fn new(host: &Host) -> Result<Self> {
         let commit = option_env!("EXITLESS_COMMIT").unwrap_or("unknown");
         let values = [
@@ -127,7 +128,7 @@ impl Figures {
             ("commit", json!(commit)),
             ("memory_mib", json!(MEMORY)),
             ("limit_mib", json!(LIMIT)),
-            // Of emulated vCPUs, which take their time to stop; 1000 as the paper has it else.
+            // Longer for emulated vCPUs, which are slow to stop; otherwise 1000, as in the paper.
             ("preventer_limit_us", json!(PREVENTER_LIMIT_US)),
         ];
         Ok(Self {
@@ -143,13 +144,13 @@ impl Figures {
         self.runs.entry(way).or_default().push(run);
     }
 
-    /// A run came to no end.
+    /// Notes that a run failed.
     pub fn failed(&mut self, way: Way, error: &anyhow::Error) {
         self.hangs += u64::from(way.has_pager());
         self.failed.push(format!("{}: {error:#}", way.name()));
     }
 
-    /// What is measured beside the experiment.
+    /// Adds the measurements beside the experiment.
     pub fn beside(&mut self, exits: Result<Exits>, verified: Result<u64>) {
         match exits {
             Ok(exits) => {
@@ -159,8 +160,8 @@ impl Figures {
                     disarmed,
                     armed,
                 } = exits;
-                // All but interrupts, timer and halts. Where no hardware takes a guest's ends of
-                // interrupts each takes an exit, if KVM's paravirtual one is hidden, which stores
+                // All but interrupts, timer and halts. Without hardware support for a guest's ends
+                // of interrupts each takes an exit if KVM's paravirtual one is hidden, which stores
                 // to guest memory.
                 let figures = [
                     ("free_exits", free.compared()),
@@ -190,38 +191,38 @@ impl Figures {
         }
     }
 
-    /// A run came to no end, or a figure that there is is not what it is to be.
+    /// Returns whether a run failed, or a figure does not meet its bar.
     pub fn has_failed(&self) -> bool {
         let is_missed = self.judged().any(|(_, found, bar)| !bar.holds(found));
         !self.failed.is_empty() || is_missed
     }
 
-    /// Each judged figure there is, and its bar.
+    /// Returns each judged figure that was measured, and its bar.
     fn judged(&self) -> impl Iterator<Item = (&'static str, f64, Bar)> {
         BARS.iter()
             .filter_map(|&(key, bar)| Some((key, self.values.get(key)?.as_f64()?, bar)))
     }
 
-    /// All runs with a pager.
+    /// Returns all runs with a pager.
     fn paged(&self) -> impl Iterator<Item = &Run> {
         let runs = self.runs.iter().filter(|(way, _)| way.has_pager());
         runs.flat_map(|(_, runs)| runs)
     }
 
-    /// The median over a way's runs; `None` if there is none.
+    /// Returns the median over a way's runs; `None` if there is none.
     fn median(&self, way: Way, of: impl Fn(&Run) -> f64) -> Option<f64> {
         let runs = self.runs.get(&way)?;
         Some(median(runs.iter().map(of).collect()))
     }
 
-    /// The median of what the pager counts over all phases.
+    /// Returns the median of one of the pager's counts over all phases.
     fn counted(&self, way: Way, key: &str) -> Option<f64> {
         // A ledger without the key has no such figure.
         self.median(way, |run| run.counted(key).map_or(f64::NAN, |it| it as f64))
             .filter(|value| !value.is_nan())
     }
 
-    /// Makes the figures of the runs so far.
+    /// Computes the figures of the runs so far.
     pub fn finish(&mut self, wall: Duration) {
         let decay = self.median(Way::Baseline, growth);
         let figures = [
@@ -256,7 +257,7 @@ impl Figures {
         }
     }
 
-    /// Traffic of one way against another's.
+    /// Returns the traffic of each way relative to another's.
     fn traffic_figures(&self) -> Vec<Figure> {
         let later = |way, of: fn(&Disks) -> u64| self.median(way, |run| run.later(of) as f64);
         let against = |way, other, of| percent(later(way, of), later(other, of));
@@ -297,7 +298,7 @@ impl Figures {
         ]
     }
 
-    /// Counts of the pager, and shares of them.
+    /// Returns counts of the pager, and shares of them.
     fn counted_figures(&self) -> Vec<Figure> {
         let both = |key| self.counted(Way::Both, key);
         let sum = |a: Option<f64>, b: Option<f64>| Some(a? + b?);
@@ -322,7 +323,7 @@ impl Figures {
         ]
     }
 
-    /// Memory, processor time and guests that the runs with a pager have cost.
+    /// Returns the memory, the processor time and the killed guests of the runs with a pager.
     fn cost_figures(&self) -> Vec<Figure> {
         let over_limit = self.paged().map(Run::over_limit).max();
         let over_limit = over_limit.map(|pages| pages as f64);
@@ -344,12 +345,12 @@ impl Figures {
         ]
     }
 
-    /// Writes them; the directory is made if it is not there.
+    /// Writes them to a file; creates its directory if need be.
     pub fn write(&self, path: &Path) -> Result<()> {
         report_file::write(path, &self.values)
     }
 
-    /// What every run moved, and the figures.
+    /// Renders the pages that every run moved, and the figures.
     pub fn table(&self) -> String {
         let mut text = format!(
             "pages out of memory to the swap device / in from it, {LIMIT} of {MEMORY} MiB in memory ({})\n  {:<18}",
@@ -409,7 +410,7 @@ impl Figures {
     }
 }
 
-/// Figures of one run, phase by phase.
+/// Returns the figures of one run, phase by phase.
 pub fn moved(run: &Run) -> Value {
     let of = |count: fn(&Disks) -> u64| run.phases.iter().map(count).collect::<Vec<_>>();
     json!({

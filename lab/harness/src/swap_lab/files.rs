@@ -11,7 +11,8 @@ pub struct Files {
 }
 
 impl Files {
-    /// Makes one of so many bytes each, which take no room yet: `/dev/vda`, `/dev/vdb` and on.
+    /// Creates a file of each size in bytes, which take no space yet: `/dev/vda`, `/dev/vdb` and
+    /// on.
     ///
     /// # Errors
     /// The system's own.
@@ -30,7 +31,7 @@ impl Files {
         Ok(this)
     }
 
-    /// In their order.
+    /// Returns the files, in their order.
     pub fn disks(&self) -> Vec<PathBuf> {
         self.disks.clone()
     }

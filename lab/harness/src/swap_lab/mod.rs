@@ -1,16 +1,16 @@
-//! `exitless-lab swap-lab` (`make bench-swap`): what a guest with too little memory moves, five
-//! ways, beside each other.
+//! `exitless-lab swap-lab` (`make bench-swap`): pages moved for a guest with too little memory, in
+//! several ways, compared.
 //!
 //! The experiment of VSwapper's Figures 4.3, 4.9 and 4.10, half as large: a guest of 256 MiB, of
-//! which 55 may be in memory, uses its memory once, reads a 100 MiB disk four times through its
-//! page cache, and has a process write 80 MiB and read them again. The limit comes when it has
-//! started, the same for all.
+//! which 55 may be resident, uses its memory once, reads a 100 MiB disk four times through its page
+//! cache, and has a process write 80 MiB and read them again. The limit is set when it has started,
+//! the same for all.
 //!
-//! What is compared is counted below all of them, at the emulated host's two disks: one has the
-//! swap area or store, the other the image. Each run is in a control group at which another process
-//! looks. What only the pager knows is in the ledger's windows.
+//! All ways are compared by counts of the emulated host's two disks: one has the swap area or
+//! store, the other the image. Each run is in a control group that another process samples. Counts
+//! that only the pager has are in the ledger's windows.
 //!
-//! Counts only: in the lab time means nothing.
+//! Counts only: time in the lab is not meaningful.
 
 mod beside;
 pub(crate) mod experiment;
@@ -31,7 +31,7 @@ use figures::Figures;
 use files::Files;
 use way::Way;
 
-/// A kernel that traces stores to shared memory (6.7), of those that there are packages of.
+/// Oldest packaged kernel that traces stores to shared memory (6.7).
 pub(crate) const KERNEL: Version = Version::new(6, 12);
 /// Bytes of the disk that has the swap area or store.
 pub(crate) const STORE: u64 = 1024 << 20;
@@ -42,7 +42,7 @@ pub struct SwapLabArgs {
     /// Where the figures go, as one JSON object.
     #[arg(long, value_name = "FILE", default_value = "target/report/swap.json")]
     pub report: PathBuf,
-    /// How often each way runs: the figures are medians.
+    /// Number of times that each way runs: the figures are medians.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=20))]
     rounds: u32,
     /// Only these ways.
@@ -53,7 +53,7 @@ pub struct SwapLabArgs {
     beside: bool,
 }
 
-/// Runs all rounds; the status is 1 when a run failed.
+/// Runs all rounds; the status is 1 if a run failed.
 pub fn main(args: &SwapLabArgs) -> Result<u8> {
     let start = Instant::now();
     let files = Files::make(&[STORE, experiment::IMAGE])?;
@@ -64,8 +64,8 @@ pub fn main(args: &SwapLabArgs) -> Result<u8> {
     };
     let mut figures: Option<Figures> = None;
     for round in 0..args.rounds {
-        // A lab for each round, and behind a run that failed: what one leaves behind does not meet
-        // the next.
+        // A new lab for each round, and after a run that failed, so that leftovers of one do not
+        // affect the next.
         let mut lab = None;
         for &way in ways.iter().filter(|way| round < way.rounds(args.rounds)) {
             let host = in_lab(&mut lab, &files)?;
@@ -87,7 +87,7 @@ pub fn main(args: &SwapLabArgs) -> Result<u8> {
                     end(lab.take());
                 }
             }
-            // What has been measured is kept if a later run fails.
+            // Figures measured so far are kept if a later run fails.
             figures.finish(start.elapsed());
             figures.write(&args.report)?;
         }
@@ -107,7 +107,7 @@ pub fn main(args: &SwapLabArgs) -> Result<u8> {
     Ok(u8::from(figures.has_failed()))
 }
 
-/// The lab, a new one if there is none.
+/// Returns the lab, a new one if there is none.
 fn in_lab<'a>(lab: &'a mut Option<Host>, files: &Files) -> Result<&'a Host> {
     if lab.is_none() {
         let host = Host::lab_with_disks(KERNEL, files.disks())?;
@@ -117,7 +117,7 @@ fn in_lab<'a>(lab: &'a mut Option<Host>, files: &Files) -> Result<&'a Host> {
     Ok(lab.as_ref().expect("made just now"))
 }
 
-/// The figures, with the conditions of the first lab.
+/// Returns the figures, with the conditions of the first lab.
 fn known<'a>(figures: &'a mut Option<Figures>, host: &Host) -> Result<&'a mut Figures> {
     match figures {
         Some(figures) => Ok(figures),
@@ -125,19 +125,19 @@ fn known<'a>(figures: &'a mut Option<Figures>, host: &Host) -> Result<&'a mut Fi
     }
 }
 
-/// Ends a lab. One that does not answer any more is killed.
+/// Ends a lab. One that does not answer is killed.
 fn end(lab: Option<Host>) {
     if let Some(Err(error)) = lab.map(Host::shutdown) {
         eprintln!("swap-lab: {error:#}");
     }
 }
 
-/// Pages of 4 KiB in so many MiB.
+/// Returns the pages of 4 KiB in so many MiB.
 const fn pages(mib: u64) -> u64 {
     mib << 8
 }
 
-/// A count of the ledger's.
+/// Returns a count of the ledger.
 fn count(swap: &serde_json::Value, key: &str) -> Result<u64> {
     let value = swap[key].as_u64();
     ensure!(value.is_some(), "the ledger has no {key}: {swap}");

@@ -1,27 +1,27 @@
-//! What a guest does in a run, phase by phase, and how much of it may be in memory.
+//! Plan of a guest's run, phase by phase, and its memory limit.
 
 use workload::marker;
 
-/// A run's work.
+/// Work of a run.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// The command of `workload`: what the lines of its steps begin with.
+    /// Command of `workload`, with which the lines of its steps begin.
     pub command: &'static str,
-    /// Its arguments, but for those that ask for steps and markers.
+    /// Its arguments, without those for steps and markers.
     pub arguments: String,
     /// The marker of each phase, and that behind the last.
     pub marks: Vec<u8>,
-    /// The line that says that all was right begins so.
+    /// Prefix of the line that reports success.
     pub done: String,
-    /// The line that says that memory was too short for a process of the guest, which is no
-    /// failure.
+    /// Line that reports that memory was too short for a process of the guest, which is no failure.
     pub killed: &'static str,
-    /// MiB of guest memory that may be in the host's.
+    /// MiB of guest memory that may be resident on the host.
     pub limit: u64,
 }
 
 impl Plan {
-    /// One of the workloads that have so many phases, and nothing to tell but their end.
+    /// Returns a plan of one of the workloads with this number of phases, which report their end
+    /// only.
     pub fn in_phases(
         command: &'static str,
         arguments: String,
@@ -40,7 +40,7 @@ impl Plan {
         }
     }
 
-    /// What the guest runs.
+    /// Returns the command that the guest runs.
     pub fn script(&self) -> String {
         let Self {
             command, arguments, ..
@@ -48,18 +48,19 @@ impl Plan {
         format!("workload {command} {arguments} --marker --step")
     }
 
-    /// The line that a guest prints before the phase of `mark`, or behind the last, begins so.
+    /// Returns the prefix of the line that a guest prints before the phase of `mark`, or behind the
+    /// last.
     pub fn step(&self, mark: u8) -> String {
         format!("{} step={mark} ", self.command)
     }
 
-    /// How many phases there are.
+    /// Returns the number of phases.
     pub fn phases(&self) -> usize {
         self.marks.len() - 1
     }
 
-    /// MiB that a balloon leaves the guest: a stock kernel has not got so much to give that only
-    /// the limit would be left.
+    /// Returns the MiB that a balloon leaves the guest: a stock kernel cannot give up so much that
+    /// only the limit would be left.
     pub fn left(&self) -> u64 {
         (self.limit + 25).max(80)
     }
@@ -68,14 +69,14 @@ impl Plan {
 /// The guest's page cache before a phase, or behind the last, in pages of 4 KiB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cache {
-    /// All of it.
+    /// All pages.
     pub pages: u64,
-    /// What its disk has not got yet.
+    /// Pages not yet written to its disk.
     pub unwritten: u64,
 }
 
 impl Cache {
-    /// From the line of a step; `None` where it does not say.
+    /// Parses the line of a step; `None` if it has no counts.
     pub fn parse(line: &str) -> Option<Self> {
         let number = |key: &str| {
             let word = line.split_whitespace().find_map(|it| it.strip_prefix(key));

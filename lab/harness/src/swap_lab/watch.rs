@@ -1,4 +1,4 @@
-//! What the emulated host's disks have done.
+//! Counts of the emulated host's disks.
 
 use std::iter::Sum;
 use std::ops::Sub;
@@ -7,31 +7,31 @@ use anyhow::{Context, Result};
 
 use crate::system::host::Host;
 
-/// A disk's counters, as `/sys/block/*/stat` has them, in requests and pages of 4 KiB.
+/// Counters of a disk, as in `/sys/block/*/stat`, in requests and pages of 4 KiB.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Disk {
-    /// Requests that read.
+    /// Read requests.
     pub reads: u64,
-    /// What they read.
+    /// Pages read.
     pub pages_read: u64,
-    /// Requests that wrote.
+    /// Write requests.
     pub writes: u64,
-    /// What they wrote.
+    /// Pages written.
     pub pages_written: u64,
 }
 
 impl Disk {
-    /// Pages, both ways.
+    /// Returns the pages, both ways.
     pub fn pages(self) -> u64 {
         self.pages_read + self.pages_written
     }
 
-    /// Requests, reads and writes.
+    /// Returns the requests, reads and writes.
     pub fn requests(self) -> u64 {
         self.reads + self.writes
     }
 
-    /// Reads I/Os, merges, sectors, ticks; the same of writes; and more.
+    /// Parses a line: I/Os, merges, sectors and ticks of reads; the same of writes; and more.
     fn parse(line: &str) -> Result<Self> {
         let numbers: Vec<u64> = line
             .split_whitespace()
@@ -51,22 +51,22 @@ impl Disk {
     }
 }
 
-/// Both disks.
+/// Counters of both disks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Disks {
-    /// The swap area's or store's.
+    /// Disk of the swap area or store.
     pub store: Disk,
-    /// The image's.
+    /// Disk of the image.
     pub image: Disk,
 }
 
 impl Disks {
-    /// As they stand: the store on `/dev/vda`, the image on `/dev/vdb`.
+    /// Reads the counters: the store on `/dev/vda`, the image on `/dev/vdb`.
     pub fn now(host: &Host) -> Result<Self> {
         Self::with_stores(host, &["vda"])
     }
 
-    /// The same, with the sum of several stores.
+    /// Reads the counters, with the sum of several stores.
     pub fn with_stores(host: &Host, stores: &[&str]) -> Result<Self> {
         let names = ["vdb"].iter().chain(stores);
         let files = names.map(|name| format!("/sys/block/{name}/stat"));

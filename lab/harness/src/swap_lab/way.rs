@@ -1,12 +1,12 @@
-//! Ways to give a guest less memory than it believes it has. Where the host's kernel swaps, memory
-//! is anonymous, as is usual there.
+//! Ways to give a guest less memory than it is configured with. Where the host's kernel swaps,
+//! memory is anonymous, as is usual there.
 
-/// MiB of guest memory that may be in the host's.
+/// MiB of guest memory that may be resident on the host.
 pub const LIMIT: u64 = 55;
-/// MiB that the guest believes it has ([`Guest`](crate::system::guest::Guest)'s).
+/// MiB of memory that the guest is configured with ([`Guest`](crate::system::guest::Guest)'s).
 pub const MEMORY: u64 = 256;
 
-/// A way.
+/// Way to limit a guest's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
 pub enum Way {
     /// The host's kernel swaps, below a memory cgroup's limit, with asynchronous page faults.
@@ -36,7 +36,7 @@ impl Way {
         Self::Stale,
     ];
 
-    /// The name in tables and keys.
+    /// Returns its name in tables and keys.
     pub fn name(self) -> &'static str {
         match self {
             Self::Baseline => "baseline",
@@ -48,7 +48,7 @@ impl Way {
         }
     }
 
-    /// How many of so many rounds it takes part in: a control shows once what it shows.
+    /// Returns the number of its rounds, out of `all`: one is enough for a control.
     pub fn rounds(self, all: u32) -> u32 {
         match self {
             Self::Stale => 1,
@@ -56,7 +56,7 @@ impl Way {
         }
     }
 
-    /// Whether our pager moves pages, and not the host's kernel.
+    /// Returns whether our pager moves pages, and not the host's kernel.
     pub fn has_pager(self) -> bool {
         !matches!(self, Self::Baseline | Self::Balloon)
     }
@@ -65,7 +65,7 @@ impl Way {
         matches!(self, Self::Balloon | Self::BalloonBoth)
     }
 
-    /// Values of `--fault`.
+    /// Returns the values of `--fault`.
     pub fn faults(self) -> Vec<String> {
         match self {
             Self::Stale => vec!["mapper:stale".into()],
@@ -73,7 +73,7 @@ impl Way {
         }
     }
 
-    /// More flags of `run`; a balloon has the value `balloon`.
+    /// Returns additional flags of `run`; a balloon has the value `balloon`.
     pub fn flags(self, balloon: &str) -> Vec<String> {
         let mut flags: Vec<String> = Vec::new();
         let mut add = |words: &[&str]| flags.extend(words.iter().map(|word| word.to_string()));
@@ -87,7 +87,7 @@ impl Way {
         flags
     }
 
-    /// The guest's `--memory`, all of [`MEMORY`]: in small pages, for all the same.
+    /// Returns the guest's `--memory`, all of [`MEMORY`]: in small pages, for all the same.
     pub fn memory(self) -> &'static str {
         match self.has_pager() {
             true => "256M",
@@ -95,7 +95,7 @@ impl Way {
         }
     }
 
-    /// More words on the guest's kernel command line.
+    /// Returns additional words of the guest's kernel command line.
     pub fn kernel_options(self) -> &'static str {
         match self {
             Self::Stale => "init_on_alloc=0",

@@ -9,34 +9,35 @@ use serde_json::Value;
 use super::host::{Host, Program};
 use super::programs::Exitless;
 
-/// Where the daemon writes its counters.
+/// File that the daemon writes its counters to.
 const STATS: &str = "serve-stats.json";
 
 /// A daemon to be run, with a socket for each of its devices.
 #[derive(Clone, Debug)]
 pub struct DaemonPlan {
-    /// Disks: what `--block` says of each beside id and socket, for instance `path=ram:8M`.
+    /// Disks: the options of `--block` for each beside id and socket, for instance `path=ram:8M`.
     pub disks: Vec<String>,
-    /// Network devices: what `--net` says of each beside id and socket, for instance `tap=tap0`.
+    /// Network devices: the options of `--net` for each beside id and socket, for instance
+    /// `tap=tap0`.
     pub nets: Vec<String>,
     /// `--idle`.
     pub idle: &'static str,
-    /// It has to end within this.
+    /// Time within which it must end.
     pub limit: Duration,
 }
 
 impl DaemonPlan {
-    /// Name of the socket of disk `index`.
+    /// Returns the name of the socket of disk `index`.
     pub fn socket(index: usize) -> String {
         format!("serve{index}.sock")
     }
 
-    /// Name of the socket of network device `index`.
+    /// Returns the name of the socket of network device `index`.
     pub fn net_socket(index: usize) -> String {
         format!("serve-net{index}.sock")
     }
 
-    /// Names of all sockets.
+    /// Returns the names of all sockets.
     fn sockets(&self) -> Vec<String> {
         let disks = (0..self.disks.len()).map(Self::socket);
         disks
@@ -78,7 +79,7 @@ impl DaemonPlan {
         Ok(daemon)
     }
 
-    /// Starts it where another one was killed: its sockets are there, and dead.
+    /// Starts it in the place of a daemon that was killed: its sockets exist, and are dead.
     pub fn start_again<'a>(&self, host: &'a Host) -> Result<Daemon<'a>> {
         Ok(Daemon {
             program: host.spawn(Exitless::Product, &self.args(host), self.limit)?,
@@ -87,19 +88,19 @@ impl DaemonPlan {
     }
 }
 
-/// What a daemon has counted of all its devices together.
+/// Counts of a daemon, over all its devices.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Totals {
-    /// Requests: chains that it has answered.
+    /// Requests: chains that it has completed.
     pub requests: f64,
-    /// Kicks it took up.
+    /// Kicks that it received.
     pub kicks: f64,
-    /// Calls it made.
+    /// Calls that it made.
     pub calls: f64,
 }
 
 impl Totals {
-    /// Of its counters. A device that did not answer has none.
+    /// Sums its counters. A device that did not answer has none.
     pub fn of(stats: &Value) -> Self {
         let sum = |key: &str| -> f64 {
             let devices = stats["devices"].as_object();
@@ -117,7 +118,7 @@ impl Totals {
     }
 }
 
-/// A daemon that runs.
+/// A running daemon.
 pub struct Daemon<'a> {
     program: Program<'a>,
     host: &'a Host,
@@ -135,17 +136,17 @@ impl Daemon<'_> {
         self.program.signal(signal)
     }
 
-    /// It has to end within this from now on.
+    /// Sets the time within which it must end from now on.
     pub fn set_limit(&mut self, limit: Duration) {
         self.program.set_limit(limit);
     }
 
-    /// Waits for its end, whatever that is.
+    /// Waits for its end, and returns its output whatever its status.
     pub fn wait(self) -> Result<Output> {
         self.program.wait()
     }
 
-    /// Ends it in order; its counters, and what it had to say.
+    /// Terminates it in order. Returns its counters, and its messages.
     pub fn end(self) -> Result<(Value, String)> {
         self.signal(libc::SIGTERM)?;
         let said = self.program.wait()?.stderr_text();

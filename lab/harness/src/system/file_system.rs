@@ -1,5 +1,5 @@
-//! An ext4 file system on storage of the lab, that can be full: with a journal, and a file that
-//! takes whatever room is left.
+//! An ext4 file system with a journal on storage of the lab. It can be filled up by a file that
+//! takes all free space.
 
 use anyhow::{Context, Result};
 use lab::Lab;
@@ -8,20 +8,20 @@ use super::host::Host;
 use super::storage::{Storage, shell};
 use super::tools::{text, tool};
 
-/// Bytes of one.
+/// Size of a file system, bytes.
 pub const BYTES: usize = 12 << 20;
-/// A new one, to be copied.
+/// A new file system, to be copied.
 const TEMPLATE: &str = "/root/ext4.template";
-/// Where one is mounted.
+/// Mount point.
 const PLACE: &str = "/mnt/storage";
 
-/// A file system, mounted.
+/// A mounted file system.
 pub struct FileSystem<'a> {
     lab: &'a Lab,
 }
 
 impl<'a> FileSystem<'a> {
-    /// Makes one on `storage`, which has [`BYTES`]; none natively.
+    /// Creates a file system on `storage`, which has [`BYTES`]; none natively.
     ///
     /// # Errors
     /// This machine has no `mke2fs`; the lab refuses.
@@ -33,7 +33,7 @@ impl<'a> FileSystem<'a> {
             let dir = tempfile::tempdir().context("making a directory for a file system")?;
             let image = dir.path().join("ext4");
             let size = format!("{}k", BYTES >> 10);
-            // Blocks that fit sectors of either size; all room for whoever comes.
+            // Blocks that fit sectors of either size; no blocks reserved for root.
             tool(
                 "mke2fs",
                 &[
@@ -58,7 +58,7 @@ impl<'a> FileSystem<'a> {
         Ok(Some(Self { lab }))
     }
 
-    /// Path of a file on it.
+    /// Returns the path of a file on it.
     pub fn path(&self, name: &str) -> String {
         format!("{PLACE}/{name}")
     }
@@ -68,7 +68,7 @@ impl<'a> FileSystem<'a> {
         Ok(self.lab.push_bytes(data, &self.path(name), 0o644)?)
     }
 
-    /// Makes a file of `bytes` zeroes that takes no room yet.
+    /// Creates a file of `bytes` zeroes that takes no space yet.
     pub fn put_hole(&self, name: &str, bytes: usize) -> Result<()> {
         let path = self.path(name);
         shell(self.lab, &format!("truncate -s {bytes} {path}")).map(drop)
@@ -79,9 +79,9 @@ impl<'a> FileSystem<'a> {
         Ok(self.lab.pull_bytes(&self.path(name))?)
     }
 
-    /// Takes all room that is left, until [`make_room`](Self::make_room).
+    /// Takes all free space, until [`make_room`](Self::make_room).
     pub fn fill_up(&self) -> Result<()> {
-        // It ends when there is no more.
+        // It ends when there is no more space.
         let filler = self.path("filler");
         shell(
             self.lab,
@@ -90,15 +90,14 @@ impl<'a> FileSystem<'a> {
         .map(drop)
     }
 
-    /// Gives it back.
+    /// Frees the space.
     pub fn make_room(&self) -> Result<()> {
         shell(self.lab, &format!("rm -f {}", self.path("filler"))).map(drop)
     }
 
-    /// Takes it from its place. The kernel may have the files of a process that has ended for a
-    /// moment longer.
+    /// Unmounts it. The kernel may hold the files of a process that has ended for a moment longer.
     pub fn unmount(self) -> Result<()> {
-        // 20 s at a tenth each.
+        // 20 s, in steps of a tenth.
         let script = format!(
             "n=0; until umount {PLACE}; do n=$((n+1)); [ $n -le 200 ] || exit 1; sleep 0.1; done"
         );

@@ -1,42 +1,43 @@
-//! A control group of the lab's: what a run may have, what it had, and a process that looks on.
+//! A control group of the lab: limits of a run, its memory use, and a process that samples it.
 
 use anyhow::{Context, Result};
 
 use super::host::Host;
 
-/// Where groups are.
+/// Directory of the groups.
 const ROOT: &str = "/sys/fs/cgroup";
 
-/// Looks at a group five times a second: bytes of shared memory (a guest's RAM is a memory file),
-/// of all memory, a line each time. Built-in commands only, but for the sleep.
+/// Script that samples a group five times a second: bytes of shared memory (a guest's RAM is a
+/// memory file), and of all memory, a line each time. Built-in commands only, but for the sleep.
 const LOOK: &str = "while [ -e GROUP.looks ]; do
     while read -r key value; do [ $key = shmem ] && break; done < ROOT/GROUP/memory.stat
     read -r all < ROOT/GROUP/memory.current && echo $value $all >> GROUP.looks
     sleep 0.2
 done";
 
-/// A group of its own.
+/// A control group of its own.
 pub struct Group<'a> {
     host: &'a Host,
     name: String,
 }
 
-/// The most that was seen of a group's memory, in bytes.
+/// Largest memory use that was sampled of a group, in bytes.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Most {
     /// Shared memory.
     pub shared: u64,
-    /// All that is counted.
+    /// All memory that is charged to it.
     pub all: u64,
-    /// How often it was looked at.
+    /// Number of samples.
     pub looks: usize,
 }
 
 impl<'a> Group<'a> {
-    /// A group without limits. It stays: what it was charged for may outlive its processes.
+    /// Creates a group without limits. It is not removed: memory that it is charged for may outlive
+    /// its processes.
     ///
     /// # Errors
-    /// Not the lab.
+    /// The host is not the lab.
     pub fn new(host: &'a Host) -> Result<Self> {
         let path = host.script(&format!("mktemp -d {ROOT}/run.XXXXXX"));
         let path = path.context("a control group")?;
@@ -47,7 +48,7 @@ impl<'a> Group<'a> {
         })
     }
 
-    /// Its directory.
+    /// Returns its directory.
     pub fn path(&self) -> String {
         format!("{ROOT}/{}", self.name)
     }
@@ -61,7 +62,7 @@ impl<'a> Group<'a> {
         self.host.script(&script).map(drop)
     }
 
-    /// One line of `memory.stat`, in bytes or events.
+    /// Reads one line of `memory.stat`, in bytes or events.
     ///
     /// # Errors
     /// There is none of this name.
@@ -72,14 +73,14 @@ impl<'a> Group<'a> {
         value.with_context(|| format!("memory.stat has no number {key}: {text:?}"))
     }
 
-    /// Forgets what was seen; from now on a process looks.
+    /// Discards the samples; from now on a process samples it.
     ///
     /// # Errors
     /// It cannot be started.
     pub fn look(&self) -> Result<()> {
         let Self { name, .. } = self;
         let look = LOOK.replace("ROOT", ROOT).replace("GROUP", name);
-        // One that looks already goes on, with an empty file.
+        // If a process samples it already, that goes on, with an empty file.
         let script = format!(
             "cd /root && if [ -e {name}.looks ]; then : > {name}.looks; \
              else : > {name}.looks; ({look}) </dev/null >/dev/null 2>&1 & fi"
@@ -87,10 +88,10 @@ impl<'a> Group<'a> {
         self.host.script(&script).map(drop)
     }
 
-    /// Nobody looks any more: what was seen.
+    /// Ends the sampling. Returns the largest values.
     ///
     /// # Errors
-    /// Nobody looked.
+    /// There are no samples.
     pub fn most(&self) -> Result<Most> {
         let Self { name, .. } = self;
         let script = format!("cd /root && cat {name}.looks && rm {name}.looks");

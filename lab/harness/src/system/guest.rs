@@ -1,4 +1,4 @@
-//! One run of a stock guest: what it is given, and what it leaves behind.
+//! One run of a stock guest: its configuration, and its result.
 
 use std::time::Duration;
 
@@ -8,14 +8,14 @@ use serde_json::Value;
 use super::host::{Host, Program};
 use super::programs::Exitless;
 
-/// How the guest reaches the IOMMU's registers, or that it has none.
+/// Access of the guest to the IOMMU's registers, or no IOMMU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// No IOMMU.
     None,
     /// Registers exit to the VMM.
     Trap,
-    /// Reads are free, writes are logged by the kernel.
+    /// Reads do not exit, writes are logged by the kernel.
     Logged,
     /// Plain memory.
     Shared,
@@ -29,7 +29,7 @@ impl Mode {
     /// The three of VT-d.
     pub const VTD: [Mode; 3] = [Mode::Trap, Mode::Logged, Mode::Shared];
 
-    /// Name in tables, keys and flags.
+    /// Returns its name in tables, keys and flags.
     pub fn name(self) -> &'static str {
         match self {
             Mode::None => "none",
@@ -41,39 +41,39 @@ impl Mode {
     }
 }
 
-/// What a guest boots in place of the lab's own initramfs.
+/// System that a guest boots in place of the lab's own initramfs.
 #[derive(Clone, Debug)]
 pub struct System {
-    /// Its kernel, where `run` sees it.
+    /// Its kernel, a path that `run` can read.
     pub kernel: String,
     /// Its initrd, likewise.
     pub initrd: String,
-    /// Its kernel's command line but for the console and `iommu.strict`.
+    /// Its kernel's command line, without the console and `iommu.strict`.
     pub options: String,
 }
 
 /// A guest to be run: its machine, and the shell script it runs before it powers off.
 #[derive(Clone, Debug)]
 pub struct Guest {
-    /// It boots this rather than run a script.
+    /// System that it boots in place of the script.
     pub system: Option<System>,
-    /// A kernel where `run` sees it, in place of the stock bzImage.
+    /// Path of a kernel that `run` can read, in place of the stock bzImage.
     pub kernel: Option<String>,
     /// IOMMU and register mode.
     pub mode: Mode,
     /// Its driver for a paravirtual IOMMU.
     pub driver: Driver,
-    /// `iommu.strict=1`, or nothing: the distribution's choice, which is lazy invalidation in
-    /// Debian.
+    /// Whether it has `iommu.strict=1`; without it the kernel has the distribution's policy, which
+    /// is lazy invalidation in Debian.
     pub is_strict: bool,
     /// `--memory`: 256 MiB.
     pub memory: &'static str,
-    /// vCPUs.
+    /// Number of vCPUs.
     pub cpus: u32,
     /// `--idle`.
     pub idle: &'static str,
-    /// Neither `--iommu-mode` nor `--idle` is given: the run has the program's own, and `mode` and
-    /// `idle` are names only.
+    /// Whether neither `--iommu-mode` nor `--idle` is given: the run has the program's defaults,
+    /// and `mode` and `idle` are names only.
     pub takes_defaults: bool,
     /// Values of `--disk`.
     pub disks: Vec<String>,
@@ -83,26 +83,27 @@ pub struct Guest {
     pub flags: Vec<String>,
     /// Values of `--fault`; with any, the program is the lab's.
     pub faults: Vec<String>,
-    /// The program, of a guest without faults.
+    /// Program that runs a guest without faults.
     pub program: Exitless,
     /// Further words on the kernel's command line.
     pub kernel_options: String,
-    /// What the guest does.
+    /// Script that the guest runs.
     pub script: String,
-    /// It has to end within this.
+    /// Time within which it must end.
     pub limit: Duration,
-    /// Host CPUs of its sidecore and its vCPUs, where they are not the host's choice.
+    /// Host CPUs of its sidecore and its vCPUs, unless the host chooses.
     pub pin: Option<String>,
-    /// A reset starts its machine again; else it ends the run, so that a guest that crashes is not
-    /// run for ever.
+    /// Whether a reset starts its machine again; otherwise it ends the run, so that a guest that
+    /// crashes is not run for ever.
     pub restarts: bool,
-    /// Tells its files from those of guests beside it that are alike in mode and idle policy.
+    /// Suffix that distinguishes its files from those of a guest beside it with the same mode and
+    /// idle policy.
     pub name: String,
     /// Directory of the control group that it runs in: in the lab only.
     pub group: Option<String>,
 }
 
-/// The driver of a guest's paravirtual IOMMU.
+/// Driver of a guest's paravirtual IOMMU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Driver {
     /// Linux's own.
@@ -112,7 +113,7 @@ pub enum Driver {
 }
 
 impl Driver {
-    /// What says so on the kernel's command line.
+    /// Returns its options on the kernel's command line.
     fn options(self) -> String {
         match self {
             Self::Stock => " exitless.iommu=stock".into(),
@@ -126,7 +127,7 @@ impl Driver {
 }
 
 impl Guest {
-    /// One vCPU, strict, polling, no devices.
+    /// Creates a guest with one vCPU, strict, polling, no devices.
     pub fn new(mode: Mode, script: impl Into<String>) -> Self {
         Self {
             system: None,
@@ -153,7 +154,7 @@ impl Guest {
         }
     }
 
-    /// The program that runs it.
+    /// Returns the program that runs it.
     pub fn program(&self) -> Exitless {
         match self.faults.is_empty() {
             true => self.program,
@@ -161,7 +162,7 @@ impl Guest {
         }
     }
 
-    /// The arguments of the program.
+    /// Returns the arguments of the program.
     fn args(&self, host: &Host) -> Result<Vec<String>> {
         let mut args: Vec<String> = vec!["run".into()];
         let mut flag = |name: &str, value: String| args.extend([name.to_owned(), value]);
@@ -180,8 +181,7 @@ impl Guest {
             flag(name, value.into());
         }
         if matches!(host, Host::Lab(_)) {
-            // Seconds mean nothing there: an emulated CPU may itself be off its host's for some of
-            // them.
+            // Long: in the lab an emulated CPU may itself not run on its host's for some seconds.
             flag("--watchdog", "60".into());
         }
         if let Some(pin) = self.pin.as_deref().or(host.pin()) {
@@ -204,7 +204,7 @@ impl Guest {
         Ok(args)
     }
 
-    /// The flags that are said or left to the program.
+    /// Returns the flags that are given, rather than left to the program.
     fn choices(&self) -> Vec<(&'static str, &'static str)> {
         if self.takes_defaults {
             return Vec::new();
@@ -216,9 +216,9 @@ impl Guest {
         vec![("--idle", self.idle), iommu]
     }
 
-    /// The kernel's command line.
+    /// Returns the kernel's command line.
     fn command_line(&self) -> Result<String> {
-        // What is not said is the distribution's choice.
+        // An option that is not given is the distribution's choice.
         let strict = if self.is_strict {
             " iommu.strict=1"
         } else {
@@ -235,7 +235,7 @@ impl Guest {
         ))
     }
 
-    /// What Linux's log says of a guest's policy, strict or lazy.
+    /// Returns the line of Linux's log on a guest's policy, strict or lazy.
     pub fn policy(is_strict: bool) -> &'static str {
         match is_strict {
             true => "DMA domain TLB invalidation policy: strict mode",
@@ -255,13 +255,13 @@ impl Guest {
         Ok(outcome)
     }
 
-    /// Runs it to its end, whatever that is.
+    /// Runs it to its end, whatever its status.
     pub fn try_run(&self, host: &Host) -> Result<Outcome> {
         self.spawn(host)?.wait()
     }
 
-    /// Starts it. Guests that run side by side differ in name, mode or idle policy, or share a
-    /// ledger.
+    /// Starts it. Guests that run side by side must differ in name, mode or idle policy, or they
+    /// share a ledger.
     pub fn spawn<'a>(&self, host: &'a Host) -> Result<RunningGuest<'a>> {
         Ok(RunningGuest {
             program: host.spawn_in(
@@ -275,7 +275,7 @@ impl Guest {
         })
     }
 
-    /// Name of the ledger's file.
+    /// Returns the name of the ledger's file.
     fn ledger(&self) -> String {
         format!(
             "ledger-{}-{}{}.json",
@@ -286,7 +286,7 @@ impl Guest {
     }
 }
 
-/// A guest that has been started.
+/// A running guest.
 pub struct RunningGuest<'a> {
     program: Program<'a>,
     host: &'a Host,
@@ -299,35 +299,36 @@ impl RunningGuest<'_> {
         self.program.wait_for(text)
     }
 
-    /// Waits for a whole line of its console that contains `text`; from there to its end.
+    /// Waits for a whole line of its console that contains `text`. Returns the line from there to
+    /// its end.
     pub fn wait_for_line(&mut self, text: &str) -> Result<String> {
         self.program.wait_for_line(text)
     }
 
-    /// Whether its console shows `text` within `time`.
+    /// Returns whether its console shows `text` within `time`.
     ///
     /// # Errors
-    /// It ended without.
+    /// It ended before that.
     pub fn writes_within(&mut self, time: Duration, text: &str) -> Result<bool> {
         self.program.writes_within(time, text)
     }
 
-    /// What its console has shown so far.
+    /// Returns its console's output so far.
     pub fn so_far(&self) -> String {
         self.program.so_far()
     }
 
-    /// Types on its console.
+    /// Types text on its console.
     pub fn type_in(&mut self, text: &str) -> Result<()> {
         self.program.type_in(text)
     }
 
-    /// Stops it as a whole.
+    /// Stops the whole process.
     pub fn pause(&self) -> Result<()> {
         self.program.pause()
     }
 
-    /// Lets it go on.
+    /// Resumes it.
     pub fn resume(&self) -> Result<()> {
         self.program.resume()
     }
@@ -342,12 +343,12 @@ impl RunningGuest<'_> {
         self.program.terminate()
     }
 
-    /// It has to end, or to write what is waited for, within this from now on.
+    /// Sets the time within which it must end, or print an awaited text, from now on.
     pub fn set_limit(&mut self, limit: Duration) {
         self.program.set_limit(limit);
     }
 
-    /// Waits for its end, whatever that is.
+    /// Waits for its end, whatever its status.
     pub fn wait(self) -> Result<Outcome> {
         let output = self.program.wait()?;
         let console = output.stdout_text();
@@ -365,35 +366,35 @@ impl RunningGuest<'_> {
     }
 }
 
-/// What a run left behind.
+/// Result of a run.
 #[derive(Debug)]
 pub struct Outcome {
     /// Exit status of `exitless run`.
     pub exit: u8,
-    /// Exit status of the guest's script, if it came so far.
+    /// Exit status of the guest's script, if it has ended.
     pub script: Option<u8>,
     /// The guest's console.
     pub console: String,
-    /// What `exitless run` said.
+    /// Output of `exitless run`.
     pub log: String,
     /// The ledger.
     pub ledger: Value,
 }
 
 impl Outcome {
-    /// Both `exitless run` and the guest's script ended well.
+    /// Checks that both `exitless run` and the guest's script succeeded.
     ///
     /// # Errors
-    /// With the end of console and log.
+    /// A failure, with the end of console and log.
     pub fn check(&self) -> Result<()> {
         self.check_script(Some(0))
     }
 
-    /// `exitless run` ended well, and the guest's script with this status, if it is to have come so
-    /// far.
+    /// Checks that `exitless run` succeeded, and that the guest's script ended with this status, or
+    /// did not end if it is `None`.
     ///
     /// # Errors
-    /// With the end of console and log.
+    /// A failure, with the end of console and log.
     pub fn check_script(&self, status: Option<u8>) -> Result<()> {
         ensure!(
             self.exit == 0 && self.script == status,
@@ -405,7 +406,7 @@ impl Outcome {
         Ok(())
     }
 
-    /// The end of console and log, for an error.
+    /// Returns the end of console and log, for an error.
     pub fn tail(&self) -> String {
         let last = |text: &str, lines: usize| {
             let all: Vec<&str> = text.lines().collect();
@@ -418,12 +419,12 @@ impl Outcome {
         )
     }
 
-    /// The first console line that contains `text`.
+    /// Returns the first console line that contains `text`.
     pub fn line(&self, text: &str) -> Option<&str> {
         self.console.lines().find(|line| line.contains(text))
     }
 
-    /// Windows the guest has marked.
+    /// Returns the windows that the guest has marked.
     pub fn windows(&self) -> &[Value] {
         self.ledger["windows"].as_array().map_or(&[], Vec::as_slice)
     }

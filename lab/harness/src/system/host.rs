@@ -1,4 +1,4 @@
-//! Where a guest runs: this machine's KVM if it is complete, else the lab.
+//! Host of a guest: this machine's KVM if it is complete, else the lab.
 
 use std::fs;
 use std::path::PathBuf;
@@ -12,15 +12,15 @@ use lab::{Lab, LabConfig, LabError, Output, guest_module, patience};
 use super::native::NativeProgram;
 use super::programs::{Exitless, Programs};
 
-/// A machine that can run `exitless run`.
+/// A host that can run `exitless run`.
 pub enum Host {
     /// The emulated host.
     Lab(Box<Lab>),
-    /// This machine; files live in a directory of their own.
+    /// This machine; files are in a directory of their own.
     Native(NativeHost),
 }
 
-/// This machine, with the images a guest needs.
+/// This machine, with the images that a guest needs.
 pub struct NativeHost {
     programs: Programs,
     dir: PathBuf,
@@ -28,31 +28,31 @@ pub struct NativeHost {
     initrd: PathBuf,
 }
 
-/// A program that outlives its limit is killed by then.
+/// Delay between a program's time limit and its SIGKILL.
 const KILLED_AFTER: Duration = Duration::from_secs(30);
 
-/// Where a run's sidecore goes, as the `--pin` list: to the CPU that the lab keeps free for it.
-/// vCPUs run where the kernel puts them.
+/// `--pin` list of a run's sidecore: the CPU that the lab keeps free for it. vCPUs run where the
+/// kernel schedules them.
 const LAB_PIN: &str = "2";
 
-/// Kernels of a lab: the distribution's, where nothing is said.
+/// Kernels of a lab; the distribution's where none is given.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Kernels {
-    /// Series of the host's and of its guests'.
+    /// Series of the kernels of the host and of its guests.
     pub both: Option<Version>,
-    /// Series of its guests'.
+    /// Series of its guests' kernel.
     pub guest: Option<Version>,
-    /// A module of this workspace that guests have.
+    /// Module of this workspace that guests have.
     pub module: Option<GuestModule>,
 }
 
-/// A kernel module of this workspace, in a guest's image in the place of a driver for virtio-iommu
-/// of its own.
+/// A kernel module of this workspace, in a guest's image in place of a virtio-iommu driver of the
+/// kernel's own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GuestModule {
-    /// `guest/iommu-module`, the driver. Linux's stands beside it.
+    /// `guest/iommu-module`, the driver. Linux's own is in the image too.
     Driver,
-    /// `guest/iommu-cases`, which holds a device against the specification.
+    /// `guest/iommu-cases`, which tests a device against the specification.
     Cases,
 }
 
@@ -66,12 +66,12 @@ impl GuestModule {
 }
 
 impl Host {
-    /// Whether guests run in the lab: where this machine's KVM cannot boot a kernel.
+    /// Returns whether guests run in the lab: this machine's KVM cannot boot a kernel.
     pub fn is_lab() -> bool {
         kvm::vm::open().is_err()
     }
 
-    /// The best there is.
+    /// Starts the best host there is.
     pub fn start() -> Result<Self> {
         if Self::is_lab() {
             Self::lab()
@@ -80,7 +80,7 @@ impl Host {
         }
     }
 
-    /// The best there is, or a lab with these kernels.
+    /// Starts the best host there is, or a lab with these kernels.
     pub fn start_with_kernels(kernels: Kernels) -> Result<Self> {
         if kernels == Kernels::default() {
             return Self::start();
@@ -95,14 +95,14 @@ impl Host {
         };
         Self::lab_with(LabConfig {
             needs,
-            // Who asks for a kernel of the host's is a pager.
+            // A kernel of the host's is requested by tests of the pager only.
             one_thread: kernels.both.is_some(),
             guest_module: kernels.module.map(GuestModule::sources),
             ..LabConfig::default()
         })
     }
 
-    /// The best there is; a lab has this much memory.
+    /// Starts the best host there is; a lab has this much memory.
     pub fn start_with_memory(mib: u32) -> Result<Self> {
         if !Self::is_lab() {
             return Self::native();
@@ -113,8 +113,8 @@ impl Host {
         })
     }
 
-    /// The best there is, with these files by name ([`path`](Self::path)); a lab has this much
-    /// memory, and these disks: `/dev/vda` and on.
+    /// Starts the best host there is, with these files by name ([`path`](Self::path)); a lab has
+    /// this much memory, and these disks: `/dev/vda` and on.
     pub fn start_with_files(
         mib: u32,
         files: &[(PathBuf, &str)],
@@ -137,13 +137,13 @@ impl Host {
         Ok(host)
     }
 
-    /// The lab, whatever this machine offers.
+    /// Starts a lab, whether or not this machine has KVM.
     pub fn lab() -> Result<Self> {
         Self::lab_with(LabConfig::default())
     }
 
-    /// A lab whose kernel and whose guests' kernel are of this series, with these files as its
-    /// disks.
+    /// Starts a lab whose kernel and whose guests' kernel are of this series, with these files as
+    /// its disks.
     pub fn lab_with_disks(series: Version, disks: Vec<PathBuf>) -> Result<Self> {
         let needs = Needs {
             host_kernel: Some(series),
@@ -158,10 +158,10 @@ impl Host {
         })
     }
 
-    /// Runs a shell script where guests run; its standard output.
+    /// Runs a shell script on the host. Returns its standard output.
     ///
     /// # Errors
-    /// It did not end with 0; with what it wrote.
+    /// Its status was not 0; with its output.
     pub fn script(&self, script: &str) -> Result<String> {
         let (is_good, output, errors) = match self {
             Self::Lab(lab) => {
@@ -181,7 +181,7 @@ impl Host {
         Ok(output)
     }
 
-    /// A lab of this configuration, with both programs.
+    /// Starts a lab of this configuration, with both programs.
     pub fn lab_with(config: LabConfig) -> Result<Self> {
         let Programs {
             exitless,
@@ -196,7 +196,7 @@ impl Host {
         Self::native_with(Kernels::default())
     }
 
-    /// This machine, with guests of these kernels.
+    /// Prepares this machine, with guests of these kernels.
     fn native_with(kernels: Kernels) -> Result<Self> {
         let needs = Needs {
             guest_kernel: kernels.guest,
@@ -227,7 +227,7 @@ impl Host {
         }))
     }
 
-    /// What figures measured here are labelled with.
+    /// Returns the label of figures measured here.
     pub fn label(&self) -> &'static str {
         match self {
             Self::Lab(_) => "lab: emulated AMD host (QEMU TCG, kvm-amd); counts only, no times",
@@ -235,7 +235,7 @@ impl Host {
         }
     }
 
-    /// Path of the stock kernel, where `run` sees it.
+    /// Returns the path of the stock kernel, which `run` can read.
     pub fn kernel(&self) -> String {
         match self {
             Self::Lab(_) => "/boot/vmlinuz".into(),
@@ -243,7 +243,7 @@ impl Host {
         }
     }
 
-    /// The stock kernel.
+    /// Returns the stock kernel.
     pub fn kernel_image(&self) -> Result<Vec<u8>> {
         let path = self.kernel();
         match self {
@@ -252,7 +252,7 @@ impl Host {
         }
     }
 
-    /// Path of the guest's initramfs.
+    /// Returns the path of the guest's initramfs.
     pub fn initrd(&self) -> String {
         match self {
             Self::Lab(_) => "/boot/guest.img".into(),
@@ -260,7 +260,7 @@ impl Host {
         }
     }
 
-    /// The CPU for the sidecore, where one is known to be free.
+    /// Returns the CPU for the sidecore, if one is known to be free.
     pub fn pin(&self) -> Option<&'static str> {
         match self {
             Self::Lab(_) => Some(LAB_PIN),
@@ -268,8 +268,8 @@ impl Host {
         }
     }
 
-    /// The same, and a CPU for one vCPU that takes no ticks while it runs nothing else: for counts
-    /// that compare.
+    /// Returns the same, and a CPU for one vCPU that takes no ticks while it runs nothing else: for
+    /// counts that are compared.
     pub fn quiet_pin(&self) -> Option<&'static str> {
         match self {
             Self::Lab(_) => Some("2,1"),
@@ -277,7 +277,7 @@ impl Host {
         }
     }
 
-    /// Path of a file of this name.
+    /// Returns the path of a file of this name.
     pub fn path(&self, name: &str) -> String {
         match self {
             Self::Lab(_) => format!("/root/{name}"),
@@ -294,7 +294,7 @@ impl Host {
         }
     }
 
-    /// Makes a file of `bytes` zeroes that takes no room yet.
+    /// Creates a file of `bytes` zeroes that takes no space yet.
     pub fn put_zeroes(&self, name: &str, bytes: u64) -> Result<()> {
         match self {
             Self::Lab(lab) => {
@@ -318,7 +318,7 @@ impl Host {
         }
     }
 
-    /// Release of the kernel whose KVM runs the guests.
+    /// Returns the release of the kernel whose KVM runs the guests.
     pub fn kernel_release(&self) -> Result<String> {
         match self {
             Self::Lab(lab) => {
@@ -329,8 +329,8 @@ impl Host {
         }
     }
 
-    /// The TAP interface `name`, whose host side has the address `ip`, in the lab. Answers whether
-    /// it is there: natively it is the user's to make.
+    /// Creates the TAP interface `name`, whose host side has the address `ip`, in the lab. Returns
+    /// whether it exists: natively it is the user's to create.
     pub fn tap(&self, name: &str, ip: &str) -> Result<bool> {
         let Self::Lab(lab) = self else {
             return Ok(false);
@@ -344,9 +344,9 @@ impl Host {
         Ok(true)
     }
 
-    /// Waits until sockets of these names are there. A daemon makes them when it is ready.
+    /// Waits until sockets of these names exist. A daemon creates them when it is ready.
     pub fn wait_for_sockets(&self, names: &[String]) -> Result<()> {
-        // 20 s at a tenth each.
+        // 20 s, in steps of a tenth.
         let paths: Vec<String> = names.iter().map(|name| self.path(name)).collect();
         let script = format!(
             "for path in {}; do n=0; until [ -S $path ]; do n=$((n+1)); [ $n -le 200 ] || exit 1; sleep 0.1; done; done",
@@ -357,8 +357,8 @@ impl Host {
         Ok(())
     }
 
-    /// Starts `PROGRAM ARGS`. After `limit` it is asked to say where its vCPUs are and to end
-    /// (SIGQUIT: status 131), and killed 15 s later.
+    /// Starts `PROGRAM ARGS`. After `limit` it is asked to print the state of its vCPUs and to end
+    /// (SIGQUIT: status 131), and it is killed 15 s later.
     pub fn spawn(
         &self,
         program: Exitless,
@@ -376,7 +376,7 @@ impl Host {
         args: &[String],
         limit: Duration,
     ) -> Result<Program<'_>> {
-        // timeout(1) knows nothing of the load.
+        // timeout(1) does not take the load into account.
         let seconds = limit.mul_f64(patience::stretch()).as_secs().to_string();
         let guard = ["-s", "QUIT", "-k", "15", &seconds].map(str::to_owned);
         let running = match self {
@@ -404,9 +404,9 @@ impl Host {
         })
     }
 
-    /// Has the lab's kernel note where vCPUs were when they shut down (a triple fault), and the
+    /// Makes the lab's kernel trace the positions of vCPUs that shut down (a triple fault), and the
     /// exceptions that were injected: KVM resets a vCPU that has shut down, so its registers no
-    /// longer say it. Nothing natively.
+    /// longer show it. No effect natively.
     pub fn note_shutdowns(&self) -> Result<()> {
         // 0x7f: SVM's exit code of a shutdown.
         const SCRIPT: &str = "cd /sys/kernel/tracing/events/kvm && echo 'exit_reason == 0x7f' >kvm_exit/filter && \
@@ -418,9 +418,9 @@ impl Host {
         Ok(())
     }
 
-    /// What was noted: to be asked when a case has failed. Nothing natively.
+    /// Returns the trace, for a case that has failed. Empty natively.
     pub fn noted(&self) -> Noted {
-        // All that is not 0 of what moves memory under a guest.
+        // All counters of memory migration and reclaim that are not 0.
         const SCRIPT: &str = "echo \"--- vCPUs' shutdowns and exceptions\" && tail -n 40 /sys/kernel/tracing/trace && \
                               echo '--- memory moved' && \
                               grep -E '^(pgmigrate|compact|thp|pgsteal)[a-z_]* [^0]' /proc/vmstat";
@@ -447,13 +447,13 @@ impl Host {
     }
 }
 
-/// What a lab's kernel has noted of a case that failed.
+/// Trace of a lab's kernel for a case that failed.
 #[derive(Debug, Default)]
 pub struct Noted {
     /// vCPUs that shut down, exceptions injected, memory moved, under headings of their own.
     pub text: String,
-    /// What the emulator itself may have done to the case: see "What QEMU gets wrong" in the lab's
-    /// README.
+    /// Fault of the emulator that may have caused the case's failure: see "What QEMU gets wrong" in
+    /// the lab's README.
     pub suspicion: Option<&'static str>,
 }
 
@@ -482,13 +482,14 @@ impl Program<'_> {
     /// Waits until its standard output contains `text`.
     ///
     /// # Errors
-    /// It ended before that, or ran out of time; with its last words.
+    /// It ended before that, or ran out of time; with the end of its output.
     pub fn wait_for(&mut self, text: &str) -> Result<()> {
         self.wait_until(self.limit, |so_far| so_far.contains(text))
             .with_context(|| format!("waiting for {text:?}"))
     }
 
-    /// Waits for a whole line of its standard output that contains `text`; from there to its end.
+    /// Waits for a whole line of its standard output that contains `text`. Returns the line from
+    /// there to its end.
     ///
     /// # Errors
     /// As [`wait_for`](Self::wait_for).
@@ -502,10 +503,10 @@ impl Program<'_> {
         find(&self.so_far()).context("what it wrote stays")
     }
 
-    /// Whether its standard output has `text` within `time`.
+    /// Returns whether its standard output has `text` within `time`.
     ///
     /// # Errors
-    /// It ended without.
+    /// It ended before that.
     pub fn writes_within(&mut self, time: Duration, text: &str) -> Result<bool> {
         match self.wait_until(time, |so_far| so_far.contains(text)) {
             Ok(()) => Ok(true),
@@ -516,7 +517,7 @@ impl Program<'_> {
         }
     }
 
-    /// [`LabError::Timeout`] if it has not come so far within `limit`.
+    /// Waits until `is_there` is true of its output; [`LabError::Timeout`] after `limit`.
     fn wait_until(&mut self, limit: Duration, is_there: impl Fn(&str) -> bool) -> Result<()> {
         match &mut self.running {
             Running::Lab(program) => {
@@ -526,7 +527,7 @@ impl Program<'_> {
         }
     }
 
-    /// What it has written so far.
+    /// Returns its output so far.
     pub fn so_far(&self) -> String {
         match &self.running {
             Running::Lab(program) => program.so_far().stdout_text(),
@@ -547,7 +548,7 @@ impl Program<'_> {
         self.signal(libc::SIGSTOP)
     }
 
-    /// Lets it go on.
+    /// Resumes it (SIGCONT).
     pub fn resume(&self) -> Result<()> {
         self.signal(libc::SIGCONT)
     }
@@ -568,7 +569,7 @@ impl Program<'_> {
         }
     }
 
-    /// It has to end, or to write what is waited for, within this from now on.
+    /// Sets the time within which it must end, or print an awaited text, from now on.
     pub fn set_limit(&mut self, limit: Duration) {
         self.limit = limit;
     }

@@ -1,11 +1,12 @@
-//! Guests whose disk touches buffers again that they have taken back, and the host's count of that.
+//! Guests whose disk accesses buffers again that they have unmapped, and the host's count of these
+//! accesses.
 //!
-//! The host judges: the age of a buffer is counted from when the guest had released it for certain,
-//! on the host's clock, and an access at the limit's age or later has to be blocked. The limit is
-//! the policy's own and one period of the worker of the guest's driver. What is judged is an access
-//! that the guest has waited for by its own clock, with a moment to spare: a guest whose processor
-//! does not run for a while, as happens in an emulated host, can remove nothing meanwhile. Accesses
-//! at such an age that it has not waited for are counted by themselves.
+//! The verdict is the host's: the age of a buffer is counted from the time when the guest had
+//! certainly released it, on the host's clock, and an access at the limit's age or later must be
+//! blocked. The limit is the policy's own plus one period of the worker of the guest's driver. Only
+//! accesses are judged that the guest has waited for by its own clock, with a margin: a guest whose
+//! processor does not run for a while, as happens in an emulated host, cannot unmap anything
+//! meanwhile. Accesses at that age that the guest has not waited for are counted separately.
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
@@ -14,12 +15,12 @@ use super::guest::{Driver, Guest, Outcome};
 use super::host::Host;
 use super::workloads;
 
-/// A policy of the guest's driver, and how long it may leave a released buffer within reach.
+/// Policy of the guest's driver, and the time for which it may leave a released buffer accessible.
 #[derive(Clone, Copy, Debug)]
 pub struct Policy {
     /// Its name.
     pub name: &'static str,
-    /// The driver under it.
+    /// Driver that has the policy.
     pub driver: Driver,
     /// The policy's own limit, in ms.
     limit_ms: u64,
@@ -28,14 +29,14 @@ pub struct Policy {
 }
 
 impl Policy {
-    /// `optimistic`: for a residency of 800 ms.
+    /// `optimistic`, with a residency of 800 ms.
     pub const OPTIMISTIC: Self = Self {
         name: "optimistic",
         driver: Driver::Module(&["reuse=optimistic", "residency_ms=800"]),
         limit_ms: 800,
         period_ms: 100,
     };
-    /// `rtc`: for one cycle of 400 ms after that of the first release.
+    /// `rtc`: until the end of one cycle of 400 ms after that of the first release.
     pub const RTC: Self = Self {
         name: "rtc",
         driver: Driver::Module(&["reuse=rtc", "ttl_ms=400", "cycles=1"]),
@@ -43,27 +44,27 @@ impl Policy {
         period_ms: 50,
     };
 
-    /// Age from which on an access has to be blocked, in ms.
+    /// Returns the age from which on an access must be blocked, in ms.
     pub fn late_ms(&self) -> u64 {
         self.limit_ms + self.period_ms
     }
 }
 
-/// How many accesses there are to be.
+/// Number of accesses to be made.
 #[derive(Clone, Copy, Debug)]
 pub struct Attack {
     /// Buffers of a round.
     pub buffers: u64,
     /// Rounds.
     pub rounds: u64,
-    /// Late accesses that there have to be. A buffer whose address comes again before its time
-    /// is none any more: as many as an emulated guest that is slow to read to them loses.
+    /// Late accesses that are required. A buffer whose address is reused before its time does not
+    /// count: an emulated guest that is slow to read into them loses as many.
     pub late: u64,
 }
 
 impl Attack {
-    /// Adds a disk that does so to `guest`, whose driver has this policy, and the command that
-    /// provokes it to its script. Returns the number of the disk.
+    /// Adds such a disk to `guest`, whose driver has this policy, and the command that triggers its
+    /// accesses to its script. Returns the number of the disk.
     pub fn add(self, guest: &mut Guest, host: &Host, policy: &Policy) -> Result<usize> {
         let Self {
             buffers, rounds, ..
@@ -76,7 +77,7 @@ impl Attack {
         let command = format!(
             "workload late {node} --limit-ms {limit} --buffers {buffers} --rounds {rounds}"
         );
-        // A console is slow, and a log of what is blocked long.
+        // A console is slow, and the log of blocked accesses is long.
         guest.script.push_str(&match guest.script.is_empty() {
             true => format!("dmesg -n 1; {command}"),
             false => format!("; {command} || exit 1"),
@@ -85,30 +86,30 @@ impl Attack {
     }
 }
 
-/// What the host has counted.
+/// Counts of the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counts {
-    /// Accesses that came before the limit, and were blocked.
+    /// Accesses before the limit that were blocked.
     pub early_blocked: u64,
-    /// Accesses that came before the limit, and went through.
+    /// Accesses before the limit that were allowed.
     pub early_allowed: u64,
-    /// Accesses that came later, and were blocked.
+    /// Later accesses that were blocked.
     pub late_blocked: u64,
-    /// Accesses that came later, and went through.
+    /// Later accesses that were allowed.
     pub late_allowed: u64,
     /// Accesses at that age that the guest had not waited for, and that were blocked.
     pub unjudged_blocked: u64,
-    /// The same that went through.
+    /// The same that were allowed.
     pub unjudged_allowed: u64,
-    /// Age of the oldest buffer that was reached, in ms; 0 if none was.
+    /// Age of the oldest buffer that was accessed, in ms; 0 if none was.
     pub stale_ms_max: u64,
 }
 
 impl Counts {
-    /// Of disk number `disk` of a guest that ended well.
+    /// Returns the counts of disk number `disk` of a guest that succeeded.
     ///
     /// # Errors
-    /// The ledger has none, or the guest has seen other changes than the host has made.
+    /// The ledger has none, or the guest has seen another number of changes than the host has made.
     pub fn of(outcome: &Outcome, disk: usize) -> Result<Self> {
         let found = &outcome.ledger["findings"][format!("disk{disk}")];
         let counts = Self::parse(found)?;
@@ -141,10 +142,11 @@ impl Counts {
         })
     }
 
-    /// Every access after the limit was blocked, and there were as many as `attack` wants.
+    /// Checks that every access after the limit was blocked, and that there were as many as
+    /// `attack` requires.
     ///
     /// # Errors
-    /// With all counts.
+    /// It was not so; with all counts.
     pub fn check(&self, attack: Attack) -> Result<()> {
         ensure!(
             self.late_allowed == 0 && self.late_blocked >= attack.late,

@@ -1,9 +1,9 @@
 //! Whole-system runs: a stock guest started by `run` of one of the [`programs`], here or in the
-//! lab, and what came of it.
+//! lab, and its outcome.
 //!
-//! `demo` and `selftest` say *what* to run; this module knows *where* ([`host`], [`native`]), *how*
-//! ([`guest`]), what both run alike ([`workloads`]), a guest that takes one step after the other
-//! ([`steps`]), and storage that does what a test says ([`storage`], [`file_system`]).
+//! `demo` and `selftest` define the runs; this module has the hosts ([`host`], [`native`]), the
+//! guests ([`guest`]), the workloads that both share ([`workloads`]), a guest that executes one
+//! step after the other ([`steps`]), and storage with faults ([`storage`], [`file_system`]).
 
 pub mod daemon;
 pub mod file_system;

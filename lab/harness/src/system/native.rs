@@ -1,5 +1,5 @@
-//! `exitless` as a child of this process, under `timeout`: what the lab's agent does there, done
-//! here.
+//! `exitless` as a child of this process, under `timeout`: the native counterpart of the lab's
+//! agent.
 
 use std::io::{self, Read, Write};
 use std::path::Path;
@@ -61,7 +61,7 @@ impl NativeProgram {
     /// Waits until `is_there` is true of its standard output.
     ///
     /// # Errors
-    /// It ended before; [`LabError::Timeout`], as the lab has it, after `limit`.
+    /// It ended before; [`LabError::Timeout`], as in the lab, after `limit`.
     pub fn wait_until(&mut self, limit: Duration, is_there: impl Fn(&str) -> bool) -> Result<()> {
         let deadline = Instant::now() + limit;
         while !is_there(&String::from_utf8_lossy(&self.stdout)) {
@@ -85,14 +85,14 @@ impl NativeProgram {
         typed.context("typing on the console of a guest")
     }
 
-    /// What it has written so far.
+    /// Returns its output so far.
     pub fn so_far(&self) -> String {
         String::from_utf8_lossy(&self.stdout).into_owned()
     }
 
     /// Signals the whole group.
     pub fn signal(&self, signal: i32) -> Result<()> {
-        // std has no kill(2); the shell every Debian has does.
+        // The standard library has no kill(2); the shell of every Debian has it.
         let group = self.child.id();
         let status = Command::new("sh")
             .args(["-c", &format!("kill -{signal} -{group}")])
@@ -102,8 +102,8 @@ impl NativeProgram {
         Ok(())
     }
 
-    /// Sends SIGTERM to the program, and not to `timeout`, which would kill the program a while
-    /// after one that it was sent.
+    /// Sends SIGTERM to the program, and not to `timeout`, which would kill the program some time
+    /// after it received one.
     pub fn terminate(&self) -> Result<()> {
         let parent = self.child.id().to_string();
         let status = Command::new("pkill")

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 
-/// Which program runs or serves a guest.
+/// Program that runs or serves a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exitless {
     /// The product.
@@ -14,7 +14,7 @@ pub enum Exitless {
 }
 
 impl Exitless {
-    /// Its name, by which it is found in the lab.
+    /// Returns its name, by which it is found in the lab.
     pub fn name(self) -> &'static str {
         match self {
             Self::Product => "exitless",
@@ -34,10 +34,10 @@ pub struct Programs {
 
 impl Programs {
     /// Finds this program's file, and the product in the same folder. Cargo puts a test into a
-    /// folder `deps` below that of the programs: both are those that were built last then.
+    /// folder `deps` below that of the programs: both are the ones built last then.
     ///
     /// # Errors
-    /// There is none.
+    /// One of them does not exist.
     pub fn find() -> Result<Self> {
         let own = std::env::current_exe().context("finding this program")?;
         Self::beside(program_of(own))
@@ -57,7 +57,7 @@ impl Programs {
         })
     }
 
-    /// One of them.
+    /// Returns the file of a program.
     pub fn file(&self, program: Exitless) -> &Path {
         match program {
             Exitless::Product => &self.exitless,
@@ -66,7 +66,7 @@ impl Programs {
     }
 }
 
-/// The lab's program that a test stands for; any other program itself.
+/// Returns the lab's program in place of a test; any other program unchanged.
 fn program_of(own: PathBuf) -> PathBuf {
     match own.parent() {
         Some(folder) if folder.ends_with("deps") => folder.with_file_name(Exitless::Lab.name()),

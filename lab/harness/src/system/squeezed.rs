@@ -1,5 +1,5 @@
-//! Guests that start with all of their memory, and get less when they have started: a boot below a
-//! limit would be most of a run.
+//! Guests that start with all of their memory, and get a limit when they have started: a boot below
+//! the limit would take most of a run.
 
 use std::fs;
 use std::process::Command;
@@ -11,28 +11,28 @@ use workload::pattern::Random;
 use super::guest::{Guest, Mode, Outcome, RunningGuest};
 use super::host::Host;
 
-/// Where the limit of a guest of this [name](Guest::name) is read from, on its host.
+/// Returns the name of the file that holds the limit of a guest of this [name](Guest::name), on its
+/// host.
 fn limit_file(name: &str) -> String {
     format!("limit{name}")
 }
 
-/// Microseconds for which a pager waits for vCPUs to say where they stand: emulated ones take their
-/// time.
+/// Microseconds for which a pager waits for vCPUs to report their positions: emulated ones are
+/// slow.
 pub const PREVENTER_LIMIT_US: u32 = 100_000;
-/// MiB that a verifying guest may have beyond its least, at most: it gets any number of them, anew
-/// each few seconds.
+/// Largest number of MiB that a verifying guest may have beyond its least: it gets a random number
+/// of them, anew every few seconds.
 const MORE: u64 = 96;
-/// MiB that its balloon is to hold, at most, likewise; what the guest cannot do without it takes
-/// back.
+/// Largest size of its balloon, MiB, chosen likewise; the guest deflates it if it needs the memory.
 const BALLOON: u64 = 64;
-/// Where the balloon's size is read from, on its host.
+/// File that holds the balloon's size, on its host.
 const BALLOON_FILE: &str = "balloon";
-/// Seconds that one stands.
+/// Range of the time between two changes, s.
 const STANDS: std::ops::Range<u64> = 3..16;
 const SEED: u64 = 51;
 
-/// A guest with a pager that writes to `store` (the value of `--swap`). It waits for a word on its
-/// console before it runs `script`.
+/// Returns a guest with a pager that writes to `store` (the value of `--swap`). It waits for a line
+/// on its console before it runs `script`.
 pub fn guest(host: &Host, mode: Mode, script: &str, store: &str) -> Guest {
     let mut guest = Guest::new(mode, begun(script));
     guest.idle = "sleep";
@@ -40,7 +40,7 @@ pub fn guest(host: &Host, mode: Mode, script: &str, store: &str) -> Guest {
     guest
 }
 
-/// The flags that give a guest of this [name](Guest::name) a pager that writes to `store`.
+/// Returns the flags that give a guest of this [name](Guest::name) a pager that writes to `store`.
 pub fn flags(host: &Host, name: &str, store: &str) -> impl Iterator<Item = String> {
     let limit = host.path(&limit_file(name));
     let flags = [
@@ -56,22 +56,22 @@ pub fn flags(host: &Host, name: &str, store: &str) -> impl Iterator<Item = Strin
     flags.map(String::from).into_iter()
 }
 
-/// The script behind a wait for a word.
+/// Returns the script, preceded by a wait for a line.
 pub fn begun(script: &str) -> String {
-    // What is echoed here is not on the kernel's command line.
+    // The computed output is not on the kernel's command line.
     format!("echo has $((1+1)) begun && read go && {script}")
 }
 
-/// Starts a guest whose script is [`begun`] by a word, and waits until it is there.
+/// Starts a guest whose script is [`begun`] by a line, and waits until it waits for it.
 pub fn start<'a>(host: &'a Host, guest: &Guest) -> Result<RunningGuest<'a>> {
-    // None from a guest before.
+    // No limit of an earlier guest.
     host.put(&limit_file(&guest.name), b"")?;
     let mut guest = guest.spawn(host)?;
     guest.wait_for("has 2 begun")?;
     Ok(guest)
 }
 
-/// Starts one with so many MiB in memory from its script on.
+/// Starts a guest that may have so many MiB resident from its script on.
 pub fn squeezed<'a>(host: &'a Host, guest: &Guest, limit: u64) -> Result<RunningGuest<'a>> {
     let mut running = start(host, guest)?;
     set_limit_of(host, &guest.name, limit)?;
@@ -79,17 +79,17 @@ pub fn squeezed<'a>(host: &'a Host, guest: &Guest, limit: u64) -> Result<Running
     Ok(running)
 }
 
-/// The word.
+/// Types the line.
 pub fn go_on(guest: &mut RunningGuest<'_>) -> Result<()> {
     guest.type_in("\n")
 }
 
-/// So many MiB may be in memory from now on.
+/// Sets the resident MiB of a guest from now on.
 pub fn set_limit(host: &Host, mib: u64) -> Result<()> {
     set_limit_of(host, "", mib)
 }
 
-/// The same, of the guest of this [name](Guest::name).
+/// Sets those of the guest of this [name](Guest::name).
 pub fn set_limit_of(host: &Host, name: &str, mib: u64) -> Result<()> {
     host.put(&limit_file(name), format!("{mib}M\n").as_bytes())
 }
@@ -100,18 +100,18 @@ pub struct Verify {
     pub mode: Mode,
     pub cpus: u32,
     pub seconds: u32,
-    /// MiB in memory at least.
+    /// Least resident MiB.
     pub limit: u64,
-    /// A balloon takes pages and gives them back meanwhile.
+    /// Whether a balloon takes pages and gives them back meanwhile.
     pub has_balloon: bool,
-    /// What its disk is in.
+    /// Format of its disk.
     pub disk: VerifiedDisk,
-    /// What its store does wrong, once (`--fault swap:…`).
+    /// Fault of its store, once (`--fault swap:…`).
     pub fault: Option<&'static str>,
 }
 
 impl Verify {
-    /// On a raw disk and a good store.
+    /// Creates a run with a raw disk and a good store.
     pub fn new(mode: Mode, cpus: u32, seconds: u32) -> Self {
         Self {
             mode,
@@ -125,10 +125,10 @@ impl Verify {
     }
 }
 
-/// What a verified disk is in.
+/// Format of a verified disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VerifiedDisk {
-    /// A file with its blocks, which may stand for pages.
+    /// A file with its blocks, which may back pages.
     Raw,
     /// An image, whose blocks may not.
     Qcow2,
@@ -138,7 +138,7 @@ impl VerifiedDisk {
     /// Bytes of the disk.
     const BYTES: u64 = 64 << 20;
 
-    /// Makes it, empty; the value of `--disk`.
+    /// Creates it, empty. Returns the value of `--disk`.
     fn make(self, host: &Host) -> Result<String> {
         let name = "verified.img";
         let path = host.path(name);
@@ -155,7 +155,7 @@ impl VerifiedDisk {
     }
 }
 
-/// A qcow2 image of so many bytes, all zeroes, as QEMU makes it.
+/// Returns a qcow2 image of `bytes` zeroes, as QEMU creates it.
 fn empty_image(bytes: u64) -> Result<Vec<u8>> {
     let dir = tempfile::tempdir().context("a directory")?;
     let path = dir.path().join("empty.qcow2");
@@ -169,24 +169,24 @@ fn empty_image(bytes: u64) -> Result<Vec<u8>> {
     fs::read(&path).with_context(|| format!("reading {}", path.display()))
 }
 
-/// What came of it.
+/// Result of a verifying run.
 pub struct Verified {
     /// Pages and blocks that were compared, in whole or part.
     pub operations: u64,
-    /// The guest's last word.
+    /// Last line of the guest.
     pub line: String,
-    /// How often the limit was changed meanwhile.
+    /// Number of changes of the limit.
     pub changes: u32,
-    /// All of it.
+    /// Outcome of the run.
     pub outcome: Outcome,
 }
 
 impl Verify {
-    /// Memory and a disk of a guest, filled, fragmented and cleared, each page checked, while the
-    /// limit goes up and down.
+    /// Verifies memory and a disk of a guest, filled, fragmented and cleared, each page checked,
+    /// while the limit goes up and down.
     ///
     /// # Errors
-    /// A wrong byte; the guest came to no end.
+    /// A wrong byte, or the guest did not end.
     pub fn run(self, host: &Host) -> Result<Verified> {
         let Self {
             mode,
@@ -197,7 +197,7 @@ impl Verify {
             disk,
             fault,
         } = self;
-        // With a balloon, what is left to the guest at the least.
+        // With a balloon, the memory that is left to the guest at least.
         let mib = if has_balloon { 56 } else { 100 };
         let script = format!(
             "workload verify /dev/vda --seconds {seconds} --mib {mib} --threads {cpus} --seed {SEED}"
@@ -220,7 +220,7 @@ impl Verify {
         let mut changes = 0;
         loop {
             let stands = STANDS.start + random.below(STANDS.end - STANDS.start);
-            // One that has ended says why below.
+            // The error of a guest that has ended is reported below.
             let has_ended = running.writes_within(Duration::from_secs(stands), "verify ok");
             if !matches!(has_ended, Ok(false)) {
                 break;

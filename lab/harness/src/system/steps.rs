@@ -1,5 +1,5 @@
-//! A guest that is told on its console what to do next, so that what is seen of it from outside
-//! lies between two of its steps.
+//! A guest that executes steps typed on its console, so that counts from outside can be taken
+//! between two of its steps.
 
 use std::time::{Duration, Instant};
 
@@ -8,33 +8,33 @@ use anyhow::{Context, Result, ensure};
 use super::guest::{Guest, Outcome, RunningGuest};
 use super::host::Host;
 
-/// The guest's script: each line that it reads is a script of a shell of its own, until the last.
+/// Script of the guest: each line that it reads is a script for a shell of its own, until the last.
 /// Kernel messages stay in the kernel's log.
 pub const SCRIPT: &str = "stty -echo; dmesg -n 1; n=0; echo step $n ended with 0; \
      while read -r line && [ \"$line\" != end ]; do sh -c \"$line\" </dev/null; \
      s=$?; n=$((n + 1)); echo step $n ended with $s; done";
 
-/// Longest time that a step may take on an idle machine, and between two looks for its end.
+/// Longest time of a step on an idle machine, and between two polls for its end.
 const LIMIT: Duration = Duration::from_secs(600);
 const TURN: Duration = Duration::from_millis(100);
 
-/// Longest line of a terminal, less its end.
+/// Longest line of a terminal, without its end.
 const LINE_MAX: usize = 4000;
 
-/// A running guest that takes one step after the other.
+/// A running guest that executes one step after the other.
 pub struct Steps<'a> {
     guest: RunningGuest<'a>,
-    /// Steps begun.
+    /// Number of steps begun.
     steps: u32,
-    /// Bytes of the console that were there when the last step had ended.
+    /// Bytes of the console when the last step had ended.
     seen: usize,
 }
 
 impl<'a> Steps<'a> {
-    /// Starts a guest, whose script is [`SCRIPT`], and waits until it takes steps.
+    /// Starts a guest, whose script is [`SCRIPT`], and waits until it accepts steps.
     ///
     /// # Errors
-    /// It does not come so far.
+    /// It does not get that far.
     pub fn begin(host: &'a Host, guest: &Guest) -> Result<Self> {
         let mut this = Self {
             guest: guest.spawn(host)?,
@@ -45,7 +45,7 @@ impl<'a> Steps<'a> {
         Ok(this)
     }
 
-    /// Takes a step, which has to succeed; its output.
+    /// Executes a step, which must succeed. Returns its output.
     ///
     /// # Errors
     /// It ended with another status than 0; the guest ended, or ran out of time.
@@ -54,10 +54,10 @@ impl<'a> Steps<'a> {
         self.finish()
     }
 
-    /// Begins a step, which goes on while this returns.
+    /// Begins a step, and returns while it runs.
     ///
     /// # Errors
-    /// The script is no line; the guest has ended.
+    /// The script does not fit a line; the guest has ended.
     pub fn start(&mut self, script: &str) -> Result<()> {
         ensure!(
             script.len() <= LINE_MAX && !script.contains('\n'),
@@ -82,8 +82,8 @@ impl<'a> Steps<'a> {
         Ok(output)
     }
 
-    /// Output of the step begun last, and its status: what the console has shown since the one
-    /// before. A guest of the same machine that was started again counts from 0, too.
+    /// Returns the output of the step begun last, and its status: the console's output since the
+    /// step before. A guest of the same machine that was started again counts from 0, too.
     fn ended(&mut self) -> Result<(String, String)> {
         let key = format!("step {} ended with ", self.steps);
         let began = Instant::now();
@@ -102,7 +102,7 @@ impl<'a> Steps<'a> {
                 "no end of step {}:\n{new}",
                 self.steps
             );
-            // Nothing writes this: it waits, and fails if the guest has ended.
+            // No output has this byte: the call waits, and fails if the guest has ended.
             let waited = self.guest.writes_within(TURN, "\0");
             waited.with_context(|| {
                 format!(
@@ -114,31 +114,31 @@ impl<'a> Steps<'a> {
         }
     }
 
-    /// A machine that was started again: its guest is waited for, and steps begin anew.
+    /// Waits for the guest of a machine that was started again, and counts steps from 0.
     ///
     /// # Errors
-    /// It does not come.
+    /// It does not start.
     pub fn begin_again(&mut self) -> Result<()> {
         self.steps = 0;
         self.ended().map(drop)
     }
 
-    /// The running guest.
+    /// Returns the running guest.
     pub fn guest(&mut self) -> &mut RunningGuest<'a> {
         &mut self.guest
     }
 
-    /// Has the guest power off, and waits for that.
+    /// Makes the guest power off, and waits for that.
     ///
     /// # Errors
     /// As [`wait`](Self::wait).
     pub fn end(mut self) -> Result<Outcome> {
-        // One that has ended already says why.
+        // If it has ended already, the wait reports the reason.
         let _ = self.guest.type_in("end\n");
         self.wait()
     }
 
-    /// Waits for the end of a guest that ends by itself, or was ended. How it ended is in its
+    /// Waits for the end of a guest that ends by itself, or was ended. Its status is in the
     /// outcome.
     ///
     /// # Errors

@@ -1,41 +1,41 @@
-//! Storage of the lab that does what a test says: a device-mapper device over a loop device over a
-//! file.
+//! Storage of the lab with behaviour set by a test: a device-mapper device over a loop device over
+//! a file.
 //!
-//! | what | how |
+//! | behaviour | by |
 //! |---|---|
 //! | sectors of 512 or 4096 bytes | the loop device's ([`Make::sector`]) |
 //! | encryption | `crypt` below the device ([`Make::is_encrypted`]) |
-//! | passes on, is slow, fails writes, fails all | `linear`, `delay`, `flakey`: changed under whoever uses it ([`Storage::behave`]) |
-//! | holds what comes, inside the kernel, where no cancellation reaches it | suspended ([`Storage::hold`]) |
+//! | passes on, is slow, fails writes, fails all | `linear`, `delay`, `flakey`: changed while in use ([`Storage::behave`]) |
+//! | holds requests, inside the kernel, where no cancellation reaches them | suspended ([`Storage::hold`]) |
 //! | is full | a file system on it ([`super::file_system`]) |
 //!
-//! Left out: reads alone that fail, which `flakey` has since Linux 6.6; `dust`, `ebs` and `clone`,
-//! which Debian's kernel does not have; a FUSE file system, under which `exitless`'s own tests run
-//! natively (`tests/held-fs`).
+//! Left out: failures of reads alone, which `flakey` has since Linux 6.6; `dust`, `ebs` and
+//! `clone`, which Debian's kernel does not have; a FUSE file system, under which `exitless`'s own
+//! tests run natively (`tests/held-fs`).
 
 use anyhow::{Result, ensure};
 use lab::Lab;
 
 use super::host::Host;
 
-/// What a device is made of.
+/// Layers of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Make {
     /// Bytes of a sector: 512 or 4096.
     pub sector: u32,
-    /// What is written is encrypted by dm-crypt.
+    /// Whether dm-crypt encrypts all data.
     pub is_encrypted: bool,
 }
 
 impl Make {
-    /// Sectors of 512 bytes, as they are.
+    /// Sectors of 512 bytes, no encryption.
     pub const PLAIN: Self = Self {
         sector: 512,
         is_encrypted: false,
     };
 }
 
-/// What a device does with requests.
+/// Behaviour of a device towards requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Behaviour {
     /// Passes them on.
@@ -49,7 +49,7 @@ pub enum Behaviour {
 }
 
 impl Behaviour {
-    /// Target and parameters over the device `below`.
+    /// Returns the target and its parameters over the device `below`.
     fn table(self, below: &str) -> String {
         // flakey: up for 0 s, then down for an hour, and so on.
         match self {
@@ -61,17 +61,17 @@ impl Behaviour {
     }
 }
 
-/// A block device of the lab. What it holds is released when it is dropped, so that whoever waits
-/// for it goes on.
+/// A block device of the lab. Requests that it holds are released when it is dropped, so that
+/// processes that wait for it go on.
 pub struct Storage<'a> {
     lab: &'a Lab,
     name: &'static str,
     make: Make,
-    /// Sectors of 512 bytes, whatever the device's own.
+    /// Length in sectors of 512 bytes, whatever the device's own sector size.
     sectors: usize,
     /// The loop device.
     loop_device: String,
-    /// What the device is over.
+    /// Device that it is mapped to.
     below: String,
     /// The device itself.
     path: String,
@@ -79,8 +79,8 @@ pub struct Storage<'a> {
 }
 
 impl<'a> Storage<'a> {
-    /// A device with this content, that can hold requests; none natively, where it would take
-    /// privileges and may not be ours to make. `name` tells it from others.
+    /// Creates a device with this content, which can hold requests; none natively, where it would
+    /// take privileges. `name` distinguishes it from others.
     pub fn linear(host: &'a Host, name: &'static str, content: &[u8]) -> Result<Option<Self>> {
         let file = file(name);
         let modules = "lab-load storage";
@@ -89,7 +89,7 @@ impl<'a> Storage<'a> {
         })
     }
 
-    /// A device of `bytes` zeroes; else as [`linear`](Self::linear).
+    /// Creates a device of `bytes` zeroes; otherwise as [`linear`](Self::linear).
     pub fn zeroes(
         host: &'a Host,
         name: &'static str,
@@ -104,7 +104,7 @@ impl<'a> Storage<'a> {
             shell(lab, &truncate).map(drop)
         })?;
         if let (Some(storage), true) = (&made, make.is_encrypted) {
-            // What is zeroes below is none above.
+            // Zeroes below the encryption are not zeroes above it.
             let blocks = bytes >> 12;
             let zero = format!("dd if=/dev/zero of={} bs=4k count={blocks}", storage.path);
             shell(storage.lab, &zero)?;
@@ -158,12 +158,13 @@ impl<'a> Storage<'a> {
         }))
     }
 
-    /// Path of the device.
+    /// Returns the path of the device.
     pub fn path(&self) -> &str {
         &self.path
     }
 
-    /// From now on it behaves so. What is in flight ends as it was begun.
+    /// Sets its behaviour from now on. Requests in flight end under the behaviour that they began
+    /// with.
     pub fn behave(&self, behaviour: Behaviour) -> Result<()> {
         let (name, sectors) = (self.name, self.sectors);
         let table = behaviour.table(&self.below);
@@ -173,24 +174,24 @@ impl<'a> Storage<'a> {
         shell(self.lab, &script).map(drop)
     }
 
-    /// Finishes what is in flight, and holds what comes.
+    /// Finishes the requests in flight, and holds later ones.
     pub fn hold(&mut self) -> Result<()> {
         shell(self.lab, &format!("lab-dm suspend {}", self.name))?;
         self.is_held = true;
         Ok(())
     }
 
-    /// Does what has been held, and goes on as before.
+    /// Executes the held requests, and goes on as before.
     pub fn release(&mut self) -> Result<()> {
         shell(self.lab, &format!("lab-dm resume {}", self.name))?;
         self.is_held = false;
         Ok(())
     }
 
-    /// What is on it. Nothing is to be in flight.
+    /// Returns its content. No request may be in flight.
     pub fn content(&self) -> Result<Vec<u8>> {
         let copy = format!("{}.now", file(self.name));
-        // Past the page cache of the device: its own content, not what a reader saw before.
+        // Not from the device's page cache: its own content, not what was read before.
         shell(
             self.lab,
             &format!(
@@ -201,8 +202,8 @@ impl<'a> Storage<'a> {
         Ok(self.lab.pull_bytes(&copy)?)
     }
 
-    /// Operations that the kernel has been given by every `exitless` of the lab and has not
-    /// finished: submitted to their io_urings and not completed (proc(5), fdinfo).
+    /// Returns the number of unfinished operations in the kernel of every `exitless` of the lab:
+    /// submitted to their io_urings and not completed (proc(5), fdinfo).
     pub fn operations_in_kernel(&self) -> Result<u32> {
         // A descriptor may be closed meanwhile.
         let script =
@@ -210,7 +211,7 @@ impl<'a> Storage<'a> {
         Ok(operations_of(&output(self.lab, script)?))
     }
 
-    /// Takes it apart. Nobody is to have it open.
+    /// Removes it. It must not be open.
     pub fn remove(self) -> Result<()> {
         let (name, below, file) = (self.name, &self.loop_device, file(self.name));
         let crypt = match self.make.is_encrypted {
@@ -227,19 +228,19 @@ impl<'a> Storage<'a> {
 impl Drop for Storage<'_> {
     fn drop(&mut self) {
         if self.is_held {
-            // A case that failed: the host is started anew if this does not help.
+            // After a failed case: the host is restarted if this does not help.
             let _ = self.release();
         }
     }
 }
 
-/// Where the content lies.
+/// Returns the file with the content.
 fn file(name: &str) -> String {
     format!("/root/{name}.storage")
 }
 
-/// Operations in flight of all io_urings in the text of fdinfo files: each entry taken from a
-/// submission queue gives one entry of the completion queue, whose counts run freely.
+/// Returns the operations in flight of all io_urings in the text of fdinfo files: each entry taken
+/// from a submission queue gives one entry of the completion queue, whose counts run freely.
 fn operations_of(fdinfo: &str) -> u32 {
     let count = |key: &str| {
         let values = fdinfo.lines().filter_map(|line| line.strip_prefix(key));
@@ -250,14 +251,14 @@ fn operations_of(fdinfo: &str) -> u32 {
     count("SqHead:").wrapping_sub(count("CqTail:"))
 }
 
-/// What `script` writes.
+/// Returns the output of `script`.
 pub(super) fn output(lab: &Lab, script: &str) -> Result<String> {
     let out = lab.exec("/bin/sh", ["-c", script])?;
     ensure!(out.success(), "{script}: {}", out.stderr_text());
     Ok(out.stdout_text())
 }
 
-/// The last line of what `script` writes.
+/// Returns the last line of the output of `script`.
 pub(super) fn shell(lab: &Lab, script: &str) -> Result<String> {
     let text = output(lab, script)?;
     Ok(text.lines().next_back().unwrap_or_default().to_owned())
@@ -271,7 +272,7 @@ mod tests {
     fn every_behaviour_is_a_table_over_the_device_below() {
         let table = |behaviour: Behaviour| behaviour.table("/dev/loop0");
         assert_eq!(table(Behaviour::Slow(50)), "delay /dev/loop0 0 50");
-        // Never up, and without words for what fails: all does.
+        // Never up, and without features that restrict failures: all requests fail.
         assert_eq!(table(Behaviour::FailsAll), "flakey /dev/loop0 0 0 3600");
     }
 

@@ -1,18 +1,18 @@
-//! Tools of this machine that make images and look at them: `mke2fs`, `qemu-img` and their like.
+//! Tools of this machine that create and check images: `mke2fs`, `qemu-img` and others.
 
 use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-/// A path as an argument.
+/// Returns a path as an argument.
 pub fn text(path: &Path) -> Result<&str> {
     path.to_str()
         .with_context(|| format!("{} is not UTF-8", path.display()))
 }
 
-/// Runs a tool of this machine, and answers what it writes; those of file systems are where a
-/// user's PATH need not lead.
+/// Runs a tool of this machine, and returns its output; those of file systems are searched for in
+/// directories that a user's PATH may lack.
 pub fn tool(name: &str, args: &[&str]) -> Result<String> {
     let path = std::env::var("PATH").unwrap_or_default();
     let ran = Command::new("/bin/sh")

@@ -1,5 +1,5 @@
-//! What demo and self-test have guests do alike, and what proves that it was done: a disk with
-//! known content, traffic with the built-in responder, a disk that attacks.
+//! Workloads that the demo and the self-test share, with their checks: a disk with known content,
+//! traffic with the built-in responder, a disk that attacks.
 
 use anyhow::{Context, Result, ensure};
 
@@ -9,15 +9,15 @@ use super::host::Host;
 /// Size of a disk, in bytes.
 pub const DISK_BYTES: usize = 8 << 20;
 
-/// The sector at which a rogue disk attacks.
+/// Sector at which a rogue disk attacks.
 const ROGUE_SECTOR: u64 = 64;
 
 const GUEST_IP: &str = "192.168.7.2";
 const RESPONDER_IP: &str = "192.168.7.1";
-/// Where datagrams come back from, of a guest with [`add_network`].
+/// Address that echoes datagrams, for a guest with [`add_network`].
 pub const ECHO: &str = "192.168.7.1:7";
 
-/// The content of a disk.
+/// Returns the content of a disk.
 pub fn pattern(seed: u64) -> Vec<u8> {
     let mut data = vec![0; DISK_BYTES];
     workload::pattern::fill(seed, 0, &mut data);
@@ -34,8 +34,8 @@ pub fn add_disk(guest: &mut Guest, host: &Host, seed: u64, options: &str) -> Res
     Ok(())
 }
 
-/// Slot of the first disk on the bus: the first one behind the host bridge, or behind an IOMMU that
-/// is a device itself.
+/// Returns the slot of the first disk on the bus: the first one behind the host bridge, or behind
+/// an IOMMU that is a device itself.
 fn first_disk_slot(mode: Mode) -> usize {
     match mode {
         Mode::Virtio => 2,
@@ -43,15 +43,15 @@ fn first_disk_slot(mode: Mode) -> usize {
     }
 }
 
-/// Shell word: the node of disk number `index` (from 0) of a guest in `mode`. Found by its slot:
-/// names are given in the order in which drivers are bound, which several vCPUs leave open where an
-/// IOMMU's driver comes late.
+/// Returns a shell word for the node of disk number `index` (from 0) of a guest in `mode`. It is
+/// found by its slot: names are given in the order in which drivers are bound, which is not defined
+/// with several vCPUs where an IOMMU's driver is loaded late.
 pub fn disk_node(mode: Mode, index: usize) -> String {
     let slot = first_disk_slot(mode) + index;
     format!("/dev/$(ls /sys/bus/pci/devices/0000:00:{slot:02x}.0/virtio*/block)")
 }
 
-/// What is on the host's side of disk number `index` (from 0) that a guest was given.
+/// Returns the host's content of disk number `index` (from 0) of a guest.
 pub fn disk_content(host: &Host, index: usize) -> Result<Vec<u8>> {
     host.get(&format!("disk{index}.img"))
 }
@@ -61,12 +61,12 @@ pub fn add_network(guest: &mut Guest) {
     guest.nets.push(format!("responder,ip={RESPONDER_IP}"));
 }
 
-/// Script: the network card has its address.
+/// Returns a script that gives the network card its address.
 pub fn network_up() -> String {
     format!("ip link set eth0 up && ip addr add {GUEST_IP}/24 dev eth0")
 }
 
-/// Script: ping and UDP echoes.
+/// Returns a script of ping and UDP echoes.
 pub fn network_script(pings: u32, echoes: u32) -> String {
     format!(
         "{} && ping -c {pings} -W 5 {RESPONDER_IP} && workload udp-echo {ECHO} --count {echoes}",
@@ -75,7 +75,7 @@ pub fn network_script(pings: u32, echoes: u32) -> String {
 }
 
 /// Gives `guest` a second network card on a TAP interface, behind which the host's own kernel
-/// answers, and appends a ping to the guest's script. False where the host gives none: a TAP
+/// answers, and appends a ping to the guest's script. Returns false if the host has none: a TAP
 /// interface takes privileges.
 pub fn add_tap(guest: &mut Guest, host: &Host) -> Result<bool> {
     const HOST_IP: &str = "192.168.9.1";
@@ -84,8 +84,8 @@ pub fn add_tap(guest: &mut Guest, host: &Host) -> Result<bool> {
         return Ok(false);
     }
     guest.nets.push(format!("tap={TAP}"));
-    // The card's control queue: another station address, which the host's side finds by asking, and
-    // every frame that passes. Brackets, since this is on the kernel's command line, which is in
+    // The card's control queue: another station address, which the host's side resolves, and
+    // reception of every frame. Brackets, since this is on the kernel's command line, which is in
     // its log.
     guest.script.push_str(&format!(
         " && ip link set eth1 address 02:00:00:00:09:02 && ip link set eth1 mtu 1450 && ip link set eth1 up && \
@@ -96,7 +96,7 @@ pub fn add_tap(guest: &mut Guest, host: &Host) -> Result<bool> {
     Ok(true)
 }
 
-/// What [`network_script`] has to leave on the console.
+/// Checks the lines that [`network_script`] must leave on the console.
 pub fn check_network(outcome: &Outcome) -> Result<()> {
     for text in [" 0% packet loss", "udp-echo ok"] {
         outcome
@@ -106,20 +106,20 @@ pub fn check_network(outcome: &Outcome) -> Result<()> {
     Ok(())
 }
 
-/// How a disk attacks.
+/// Attack by a disk.
 #[derive(Clone, Copy, Debug)]
 pub enum Rogue {
-    /// It writes to an address nobody has mapped.
+    /// It writes to an address without a mapping.
     Unmapped,
     /// It writes into the buffer of a write request, which it may only read.
     ReadOnly,
 }
 
 impl Rogue {
-    /// Both.
+    /// Both attacks.
     pub const ALL: [Rogue; 2] = [Rogue::Unmapped, Rogue::ReadOnly];
 
-    /// Adds such a disk to `guest` and appends the command that provokes it to the guest's script.
+    /// Adds such a disk to `guest` and appends the command that triggers it to the guest's script.
     pub fn add(self, guest: &mut Guest, host: &Host) -> Result<()> {
         let device = disk_node(guest.mode, guest.disks.len());
         let (fault, dd) = match self {
@@ -137,7 +137,7 @@ impl Rogue {
             .push(format!("disk{}:{fault}", guest.disks.len()));
         add_disk(guest, host, 0, "")?;
         let unit = match guest.mode {
-            // Whichever driver it has.
+            // With either driver.
             Mode::Virtio => "iommu.virtio0",
             _ => "DMAR",
         };
@@ -149,8 +149,8 @@ impl Rogue {
     }
 }
 
-/// Linux was notified by the event queue of a blocked write of disk number `index` (from 0), under
-/// a paravirtual IOMMU with this driver.
+/// Checks that Linux was notified by the event queue of a blocked write of disk number `index`
+/// (from 0), under a paravirtual IOMMU with this driver.
 pub fn check_told(outcome: &Outcome, driver: Driver, index: usize) -> Result<()> {
     let endpoint = (first_disk_slot(Mode::Virtio) + index) << 3;
     match driver {
@@ -165,7 +165,7 @@ pub fn check_told(outcome: &Outcome, driver: Driver, index: usize) -> Result<()>
     }
 }
 
-/// Linux logged a blocked write of disk number `index` (from 0).
+/// Checks that Linux logged a blocked write of disk number `index` (from 0).
 pub fn check_blocked(outcome: &Outcome, index: usize) -> Result<()> {
     let slot = first_disk_slot(Mode::Shared) + index;
     let source = format!("Request device [00:{slot:02x}.0]");
@@ -173,7 +173,7 @@ pub fn check_blocked(outcome: &Outcome, index: usize) -> Result<()> {
     check_line(outcome, &parts)
 }
 
-/// A line of the console has all of `parts`.
+/// Checks that a line of the console has all of `parts`.
 fn check_line(outcome: &Outcome, parts: &[&str]) -> Result<()> {
     let mut lines = outcome.console.lines();
     let is_there = lines.any(|line| parts.iter().all(|part| line.contains(part)));

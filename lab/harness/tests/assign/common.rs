@@ -1,4 +1,4 @@
-//! What the tests do with a lab and a guest, and what they hold a run against.
+//! Setup that the tests share, and the checks of a run.
 
 use harness::assign::{AssignLab, AssignedRun, Guest, Mode, SCRIPT, Session, rogue_script};
 use lab::LabConfig;
@@ -7,16 +7,16 @@ use serde_json::Value;
 
 /// All of the lab's devices.
 pub const DEVICES: [Device; 3] = [Device::Nvme, Device::Net, Device::Edu];
-/// The namespace, in a guest or the emulated host.
+/// Namespace of the drive, in a guest or the emulated host.
 pub const DISK: &str = "/dev/nvme0n1";
-/// Bytes of the namespace that have the pattern.
+/// Bytes of the namespace that hold the pattern.
 pub const PATTERN: usize = 4 << 20;
 /// First block behind them.
 pub const BEHIND: usize = PATTERN >> 12;
 /// Seed of the pattern.
 pub const SEED: u64 = 7;
 
-/// A lab with its devices given to VFIO.
+/// Starts a lab with its devices given to VFIO.
 pub fn bound(config: LabConfig) -> AssignLab {
     let lab = AssignLab::start(config).expect("the lab starts");
     for device in DEVICES {
@@ -25,20 +25,20 @@ pub fn bound(config: LabConfig) -> AssignLab {
     lab
 }
 
-/// Each device, with the same text behind its address.
+/// Returns each device, with the same text behind its address.
 pub fn all_with(options: &str) -> [(Device, &str); 3] {
     DEVICES.map(|device| (device, options))
 }
 
-/// A guest that takes steps, with a sidecore that polls: each of its sleeps would be one more
-/// change of threads, and the lab has few processors.
+/// Returns a guest that executes steps, with a sidecore that polls: each of its sleeps would be one
+/// more switch of threads, and the lab has few processors.
 pub fn guest(mode: Mode) -> Guest {
     let mut guest = Guest::new(mode, SCRIPT);
     guest.limit = std::time::Duration::from_secs(600);
     guest
 }
 
-/// Value of `key` in a line of `key=value`.
+/// Returns the value of `key` in a line of `key=value`.
 pub fn field<'a>(line: &'a str, key: &str) -> &'a str {
     let fields = line
         .split_whitespace()
@@ -47,14 +47,14 @@ pub fn field<'a>(line: &'a str, key: &str) -> &'a str {
     found.unwrap_or_else(|| panic!("no {key} in {line:?}")).1
 }
 
-/// The line of a text that begins with `start`.
+/// Returns the line of a text that begins with `start`.
 pub fn line<'a>(said: &'a str, start: &str) -> &'a str {
     let found = said.lines().find(|line| line.starts_with(start));
     found.unwrap_or_else(|| panic!("no line {start:?}:\n{said}"))
 }
 
-/// Script that writes the pattern and checks it, and reads, writes, flushes and discards behind it
-/// for so long: 4 KiB to 256 KiB each, direct, one at a time and many in flight.
+/// Returns a script that writes the pattern and checks it, and reads, writes, flushes and discards
+/// behind it for `seconds`: 4 KiB to 256 KiB each, direct, one at a time and many in flight.
 pub fn disk_script(seconds: u32) -> String {
     format!(
         "workload write-pattern {DISK} --bytes {PATTERN} --seed {SEED} && \
@@ -82,8 +82,8 @@ const ROGUES: [&str; 5] = ["unmapped", "read-only", "revoked", "unmapped", "revo
 /// Pause between them: the kernel's log takes ten lines in five seconds, three for each.
 pub const PAUSE: &str = "--pause-ms 2000";
 
-/// Asserts that `edu` was refused each access that `workload dma-rogue` tried, by what it said and
-/// by the log of the host's IOMMU, by address. Number of these accesses.
+/// Asserts that `edu` was refused each access that `workload dma-rogue` tried, by the program's
+/// output and by the log of the host's IOMMU, by address. Returns the number of these accesses.
 pub fn check_rogues(lab: &AssignLab, said: &str, log: &FaultLog) -> usize {
     let attempts: Vec<&str> = said
         .lines()
@@ -108,10 +108,10 @@ pub fn check_rogues(lab: &AssignLab, said: &str, log: &FaultLog) -> usize {
     attempts.len()
 }
 
-/// Has a guest's own VFIO drive `edu` where no mapping allows it, and asserts that the host refused
-/// all of that; what was said.
+/// Makes a guest's own VFIO drive `edu` where no mapping allows it, and asserts that the host
+/// refused all accesses. Returns the output.
 pub fn rogue(lab: &AssignLab, session: &mut Session<'_>, options: &str) -> String {
-    // What others were refused before this is theirs.
+    // Faults before this belong to others.
     let before = lab.take_faults().unwrap();
     assert!(before.is_empty(), "{before}");
     let said = session
@@ -125,7 +125,7 @@ pub fn rogue(lab: &AssignLab, session: &mut Session<'_>, options: &str) -> Strin
     said
 }
 
-/// Has a guest take all drivers from their PCI devices.
+/// Script by which a guest unbinds all PCI drivers.
 pub const UNBIND: &str =
     "for f in /sys/bus/pci/drivers/*/0000:*; do echo ${f##*/} >$f/driver/unbind; done";
 
@@ -136,7 +136,7 @@ pub fn devices(ledger: &Value) -> &[Value] {
         .map_or(&[], Vec::as_slice)
 }
 
-/// A figure, summed over the devices; what is none counts as 0.
+/// Returns a figure, summed over the devices; a figure that is null counts as 0.
 pub fn sum(devices: &[Value], key: &str) -> u64 {
     devices
         .iter()
@@ -144,20 +144,20 @@ pub fn sum(devices: &[Value], key: &str) -> u64 {
         .sum()
 }
 
-/// KiB that may have been pinned for devices: pages in the guest's mappings, each mapping counted,
-/// at most, and what the policies may leave stale.
+/// Returns the bound of the KiB pinned for devices: the most pages in the guest's mappings, each
+/// mapping counted, and those that the policies may leave stale.
 pub fn bound_kib(run: &AssignedRun) -> u64 {
     let devices = devices(&run.outcome.ledger);
     4 * (sum(devices, "guest_pages_peak") + sum(devices, "stale_allowed"))
 }
 
-/// Asserts that pins stayed within their bound, and rose and fell. Nothing else of the program's is
-/// locked.
+/// Asserts that pins stayed within their bound, and rose and fell. The program locks no other
+/// memory.
 pub fn check_pins(run: &AssignedRun) {
     check_pins_beside(run, 0);
 }
 
-/// The same, with so many pages that policies before the last one may have left stale.
+/// Asserts the same, with so many pages that earlier policies may have left stale.
 pub fn check_pins_beside(run: &AssignedRun, stale: u64) {
     let locked = &run.locked;
     let (first, most) = (locked.samples()[0], locked.max());

@@ -1,5 +1,5 @@
-//! How a device's use ends and begins again: its reset, decoding that goes off, a reboot, a VMM
-//! that is killed.
+//! End and restart of a device's use: its reset, memory decoding turned off, a reboot, a VMM that
+//! is killed.
 
 use harness::assign::runs::kill_at_random_points;
 use harness::assign::{AssignLab, Mode, Session};
@@ -8,12 +8,12 @@ use lab::assigned::Device;
 
 use super::common::{BEHIND, DISK, PATTERN, SEED, all_with, bound, check_disk, disk_script, guest};
 
-/// Sets `A` to the address of the controller in a guest.
+/// Returns a script that sets `A` to the address of the controller in a guest.
 fn find() -> String {
     format!("A=$({})", Device::Nvme.search())
 }
 
-/// I/O that is verified, and the pattern behind it.
+/// Returns a script of verified I/O, with a check of the pattern after it.
 fn again(seconds: u32) -> String {
     format!(
         "workload mixed {DISK} --seconds {seconds} --depth 8 --skip {BEHIND} && \
@@ -38,9 +38,9 @@ fn a_device_is_usable_after_its_reset_a_reboot_and_decoding_that_was_off() {
     let said = session.run(&reset).unwrap();
     assert!(said.contains("flr") && said.contains("mixed ok"), "{said}");
 
-    // Under load memory decoding goes off, and on again. The guest's driver may give its controller
-    // up then, and Linux 6.1 has an oops there. The machine goes on, and the next guest finds the
-    // device as it was.
+    // Under load memory decoding is turned off, and on again. The guest's driver may abandon its
+    // controller then, and Linux 6.1 has an oops there. The machine goes on, and the next guest
+    // finds the device in its initial state.
     let decode = format!(
         "{}; C=/sys/bus/pci/devices/$A/config; (workload mixed {DISK} --seconds 9 --depth 8 --skip {BEHIND} 2>&1) & sleep 1; \
          for i in 1 2 3 4 5; do printf '\\000\\004' | dd of=$C bs=2 seek=2 conv=notrunc 2>/dev/null; sleep 0.1; \
@@ -75,8 +75,8 @@ fn a_device_is_usable_after_its_reset_a_reboot_and_decoding_that_was_off() {
     assert!(run.faults.is_empty(), "{}", run.faults);
 }
 
-/// The guest ejects the controller: it is gone there, nothing is pinned for it, and its group is
-/// free, while the machine goes on.
+/// Makes the guest eject the controller: it disappears there, nothing is pinned for it, and its
+/// group is free, while the machine goes on.
 fn ejected(lab: &AssignLab, session: &mut Session<'_>) {
     let all = session.locked().unwrap();
     let eject = format!(
@@ -97,8 +97,9 @@ fn ejected(lab: &AssignLab, session: &mut Session<'_>) {
     assert!(said.contains("udp-echo ok count=5"), "{said}");
 }
 
-/// Labs, and kills in each. The emulator may end by an assertion of its own (`iotlb_to_section`) as
-/// devices are reset and mapped: seen once, at the eleventh guest of one lab.
+/// Number of labs, and of kills in each. The emulator may end by an assertion of its own
+/// (`iotlb_to_section`) as devices are reset and mapped: seen once, at the eleventh guest of one
+/// lab.
 const LABS: u64 = 4;
 const KILLS: u64 = 5;
 

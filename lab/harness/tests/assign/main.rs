@@ -1,9 +1,9 @@
-//! Devices of the emulated host that are assigned to guests: data, what is pinned for them, DMA
-//! that no mapping allows, and how a run may end.
+//! Devices of the emulated host that are assigned to guests: data, memory pinned for them, DMA that
+//! no mapping allows, and the ends of a run.
 //!
 //! A start of the lab takes half a minute, and a guest's a third of that. `make test` has one of
 //! each, with `EXITLESS_LAB=1`; all others are ignored there, and run by `make soak`. The programs
-//! have to be built (`make build`).
+//! have to be built first (`make build`).
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -11,7 +11,7 @@ use super::common::{
     disk_script, guest, rogue, sum,
 };
 
-/// The one guest of `make test`.
+/// The only guest of `make test`.
 #[test]
 fn a_guest_uses_devices_of_the_host_which_reach_what_it_maps_alone() {
     if std::env::var_os("EXITLESS_LAB").is_none() {
@@ -26,7 +26,8 @@ fn a_guest_uses_devices_of_the_host_which_reach_what_it_maps_alone() {
     pattern::check(SEED, 0, &content[..PATTERN]).expect("what the guest wrote");
 }
 
-/// Data through the controller and the card, DMA that no mapping allows, pins that come and go.
+/// Transfers data through the controller and the card, tries DMA that no mapping allows, and checks
+/// pins.
 pub fn uses_all(lab: &AssignLab, guest: Guest, seconds: u32) -> AssignedRun {
     let mut session = lab.begin(&guest, &all_with("")).expect("it starts");
     check_disk(&session.run(&disk_script(seconds)).unwrap());

@@ -1,5 +1,5 @@
-//! The same commands on devices that are not assigned, in the emulated host itself: what a guest's
-//! results are held against.
+//! The same commands on devices that are not assigned, in the emulated host itself: the reference
+//! for a guest's results.
 
 use harness::assign::{AssignLab, Guest, Mode, rogue_script};
 use lab::LabConfig;
@@ -8,7 +8,7 @@ use workload::pattern;
 
 use super::common::{PATTERN, SEED, check_disk, check_rogues, disk_script, field, line};
 
-/// All in one lab, since a start costs more than what is done in it.
+/// All in one lab, since a start takes longer than the tests in it.
 #[test]
 #[ignore = "a minute of the lab: make soak"]
 fn devices_work_in_the_host_and_reach_what_is_mapped_alone() {
@@ -25,7 +25,7 @@ fn devices_work_in_the_host_and_reach_what_is_mapped_alone() {
     pattern::check(SEED, 0, &content[..PATTERN]).expect("what the host wrote");
 }
 
-/// Lines that `workload dma-rogue` printed in the emulated host.
+/// Returns the lines that `workload dma-rogue` printed in the emulated host.
 fn rogue(lab: &AssignLab, options: &str) -> String {
     let said = lab
         .host()
@@ -40,7 +40,7 @@ fn rogue_dma_is_blocked_and_logged(lab: &AssignLab) {
     let locked = lab.watch_locked("workload").unwrap();
     let said = rogue(lab, "--pause-ms 2500");
     let locked = locked.finish().unwrap();
-    // The page that copies go through stays mapped, another one now and then.
+    // The page that copies go through stays mapped, and sometimes another one.
     assert!((4..=16).contains(&locked.max()), "{locked:?}");
 
     let log = lab.take_faults().unwrap();
@@ -72,7 +72,7 @@ fn refused_start_is_an_outcome(lab: &AssignLab) {
     assert!(run.outcome.ledger.is_null(), "{}", run.outcome.ledger);
 }
 
-/// The same commands as for a virtio disk.
+/// Checks the same commands as for a virtio disk.
 fn namespace_is_read_and_written(lab: &AssignLab) {
     check_disk(&lab.host().script(&disk_script(3)).expect("verified"));
 }

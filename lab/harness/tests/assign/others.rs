@@ -1,4 +1,4 @@
-//! Guests that use their IOMMU in another way than a stock one with one vCPU, or not at all.
+//! Guests that use their IOMMU in another way than a stock one with one vCPU, or do not use it.
 
 use harness::assign::{AssignLab, AssignedRun, Mode, rogue_script};
 use lab::LabConfig;
@@ -9,7 +9,7 @@ use super::common::{
     line, rogue, sum,
 };
 
-/// KiB of the guest's memory, and what of it is no RAM or reserved at most.
+/// KiB of the guest's memory, and of the largest part of it that is no RAM or reserved.
 const MEMORY_KIB: u64 = 256 << 10;
 const RESERVED_KIB: u64 = 2 << 10;
 
@@ -25,8 +25,8 @@ fn guests_that_use_their_iommu_otherwise_get_what_they_ask_for_and_it_is_said() 
     without_an_iommu_all_is_pinned(&lab);
 }
 
-/// Maps and unmaps of random size by the guest's own VFIO, which the guest's kernel makes of large
-/// pages too.
+/// Maps and unmaps random sizes by the guest's own VFIO; the guest's kernel uses large pages for
+/// them too.
 fn two_vcpus_with_pieces_cut_by_the_guest(lab: &AssignLab) {
     let mut guest = guest(Mode::Shared);
     guest.cpus = 2;
@@ -49,7 +49,7 @@ fn two_vcpus_with_pieces_cut_by_the_guest(lab: &AssignLab) {
     eprintln!("2 vCPUs: mappings cut {cut}");
 }
 
-/// What the program said, in a line with these words.
+/// Returns the program's output line with these words.
 fn said(run: &AssignedRun, words: &str) -> String {
     let line = run.outcome.log.lines().find(|line| line.contains(words));
     let line = line.unwrap_or_else(|| panic!("no line with {words:?}: {}", run.outcome.log));
@@ -96,7 +96,7 @@ fn without_translation_nothing_is_reached_and_it_is_said(lab: &AssignLab) {
     let mut guest = guest(Mode::Shared);
     guest.kernel_options = "intel_iommu=off".into();
     let mut session = lab.begin(&guest, &[(Device::Nvme, "")]).unwrap();
-    // Its driver has the controller begin, which then cannot read its queue.
+    // Its driver starts the controller, which then cannot read its queue.
     session.run("sleep 5").unwrap();
     let log = lab.take_faults().unwrap();
     eprintln!("intel_iommu=off: {log}");

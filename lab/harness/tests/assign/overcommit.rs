@@ -15,13 +15,13 @@ use super::common::{
 
 /// The guest's memory, MiB.
 const MEMORY: u64 = 256;
-/// What of it its user fills once, MiB.
+/// MiB of it that its user fills once.
 const FILLED: u64 = 170;
-/// Seconds for which no more than half of it is there.
+/// Seconds for which no more than half of it is resident.
 const SECONDS: u64 = 60;
-/// Requests that are verified meanwhile.
+/// Requests that are verified meanwhile, at least.
 const REQUESTS: u64 = 10_000;
-/// Turns of twenty seconds that they may take.
+/// Turns of twenty seconds at most.
 const TURNS: u64 = 15;
 
 #[test]
@@ -47,7 +47,8 @@ fn the_host_reclaims_what_no_device_uses() {
     check(&of.run, of.requests);
 }
 
-/// Verified requests for as long, and as many, as are asked for: seconds and requests.
+/// Makes verified requests until both the time and the number are reached. Returns seconds and
+/// requests.
 fn io(session: &mut Session<'_>) -> (u64, u64) {
     let (began, mut requests) = (Instant::now(), 0);
     for seed in 0..TURNS {
@@ -75,7 +76,7 @@ fn check(run: &AssignedRun, requests: u64) {
     check_pins(run);
 }
 
-/// The pager takes what is not in use; it needs a newer kernel.
+/// The pager evicts unused pages; it needs a newer kernel.
 #[test]
 #[ignore = "four minutes of the lab: make soak"]
 fn the_pager_takes_what_no_device_uses() {
@@ -84,7 +85,7 @@ fn the_pager_takes_what_no_device_uses() {
             host_kernel: Some(Version::new(6, 12)),
             ..Needs::default()
         },
-        // A guest whose pages are taken away is only right so.
+        // With several threads, QEMU is not correct for a guest whose pages are taken away.
         one_thread: true,
         ..LabConfig::default()
     });
@@ -96,7 +97,7 @@ fn paged(lab: &AssignLab) {
     let limit = host.path("limit");
     let store = format!("path={},size=256M,discard=on", host.path("swap.img"));
     let mut guest: Guest = guest(Mode::Shared);
-    // The processors of this lab take turns, and one that polls takes those of the others.
+    // The processors of this lab take turns, and one that polls takes the time of the others.
     guest.idle = "sleep";
     guest.limit = Duration::from_secs(900);
     let flags = [
@@ -118,7 +119,7 @@ fn paged(lab: &AssignLab) {
         .unwrap();
     host.put("limit", b"100M\n").unwrap();
     let (seconds, requests) = io(&mut session);
-    // A window, for what is in memory at its end.
+    // A window, for the resident memory at its end.
     session.run("workload marker 1; workload marker 2").unwrap();
     session.run(UNBIND).unwrap();
     assert_eq!(session.locked().unwrap(), 0);

@@ -1,5 +1,5 @@
-//! When what a guest has unmapped goes: each host policy, changed while the guest runs, and the
-//! guest's own lazy mode.
+//! Time at which a guest's unmapped mappings are removed: each host policy, changed while the guest
+//! runs, and the guest's own lazy mode.
 
 use harness::assign::{AssignLab, Mode};
 use lab::LabConfig;
@@ -13,18 +13,18 @@ use super::common::{
 /// Bounds of the policies: mappings, and milliseconds.
 const WINDOW: u64 = 64;
 const AGE_MS: u64 = 100;
-/// Policies, by what is written to the file.
+/// Policies, as written to the file.
 const POLICIES: [&str; 4] = ["strict", "async", "deferred", "optimistic=256"];
-/// Most mappings that one of them may leave stale, at a device.
+/// Largest number of mappings that one of them may leave stale, for a device.
 const QUOTA: u64 = 256;
 /// Reads of a window.
 const IO: u64 = 200;
-/// How much later than its bound a call may be seen to be over: an emulated processor may be off
+/// Delay after its bound with which the end of a call may be seen: an emulated processor may be off
 /// its host's for as long.
 const LATE_NS: u64 = 1_000_000_000;
 
-/// Rogue DMA comes after the age that the policy allows, and what the emulated processors may be
-/// late.
+/// Rogue DMA is tried after the age that the policy allows, plus the delay of the emulated
+/// processors.
 #[test]
 #[ignore = "four minutes of the lab: make soak"]
 fn each_policy_keeps_its_contract_and_no_rogue_dma_arrives_after_its_age() {
@@ -43,7 +43,7 @@ fn each_policy_keeps_its_contract_and_no_rogue_dma_arrives_after_its_age() {
         let wait = if policy == "strict" { 0 } else { AGE_MS + 1000 };
         rogue(&lab, &mut session, &format!("{PAUSE} --wait-ms {wait}"));
     }
-    // The guest's own laziness, over the strict host.
+    // The guest's own lazy mode, over the strict host.
     host.put("policy", b"strict\n").unwrap();
     let lazy = format!(
         "G=/sys/bus/pci/devices/$({})/iommu_group && echo DMA-FQ >$G/type && cat $G/type",
@@ -67,12 +67,12 @@ fn each_policy_keeps_its_contract_and_no_rogue_dma_arrives_after_its_age() {
     assert_ne!(lazy["domains_told"], 0, "it flushes as a whole: {lazy:#}");
 }
 
-/// A window of a ledger.
+/// Returns the command of a window of a ledger.
 fn window() -> String {
     format!("workload reads {DISK} --count {IO} --warmup 20 --random 3")
 }
 
-/// Figures of the controller in a window.
+/// Returns the figures of the controller in a window.
 fn of_disk<'a>(lab: &AssignLab, window: &'a Value) -> &'a Value {
     let devices = window["devices"].as_array().unwrap();
     let is_disk = |device: &&Value| device["address"] == lab.address(Device::Nvme);
@@ -103,7 +103,7 @@ fn check_contract(lab: &AssignLab, policy: &str, window: &Value) {
             assert!(figure("maps") >= io && figure("unmaps") >= io, "{disk:#}");
         }
         "async" => assert!(figure("unmaps") >= io, "{disk:#}"),
-        // A guest that uses an IOVA again at once, as a stock one does, has the stale mapping go
+        // If a guest reuses an IOVA at once, as a stock one does, the stale mapping is removed
         // first.
         "deferred" => assert!(figure("unmaps") <= figure("maps"), "{disk:#}"),
         _ => assert!(

@@ -1,5 +1,5 @@
-//! Devices that cannot be had, and limits of who starts a machine: each is said in a line that
-//! names what is missing.
+//! Devices that cannot be assigned, and limits of the user who starts a machine: each is reported
+//! in a line that names the cause.
 
 use harness::assign::{AssignLab, Mode, rogue_script};
 use lab::LabConfig;
@@ -7,8 +7,8 @@ use lab::assigned::{self, Device};
 
 use super::common::guest;
 
-/// Two functions behind a bridge that does not tell them apart, one of which the host's own driver
-/// has.
+/// Adds two functions behind a bridge that does not distinguish them, one of which is bound to the
+/// host's own driver.
 fn with_shared_group(mut config: LabConfig) -> LabConfig {
     let args = [
         "-device",
@@ -22,7 +22,7 @@ fn with_shared_group(mut config: LabConfig) -> LabConfig {
     config
 }
 
-/// What a run with this device says that has to be refused.
+/// Returns the error of a run with this device, which must be refused.
 fn refused(lab: &AssignLab, address: &str) -> String {
     let host = lab.host();
     let script = format!(
@@ -87,7 +87,7 @@ fn devices_that_cannot_be_had_and_limits_are_said_in_a_line() {
 }
 
 /// A user who is not root, and may lock four pages: the guest's own VFIO maps more for `edu`, and
-/// sees that no DMA arrives. The guest goes on. (A driver of the guest's kernel would try again for
+/// finds that no DMA arrives. The guest goes on. (A driver of the guest's kernel would retry for
 /// minutes.)
 fn little_locked_memory(lab: &AssignLab) {
     lab.bind(Device::Edu).unwrap();

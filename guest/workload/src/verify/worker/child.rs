@@ -1,4 +1,4 @@
-//! A child process that looks at the pages as they were, and stores to its own.
+//! A child process that checks the pages as they were at the fork, and stores to its own copies.
 
 use std::io::{PipeWriter, Write};
 
@@ -7,7 +7,7 @@ use crate::child::{Child, Ended};
 use crate::memory::PAGE;
 use crate::verify::content::{Base, Content, Found, Patch, Wrong};
 
-/// Pages that a child looks at, and those of them that it overwrites.
+/// Number of pages that a child checks; a part of them is overwritten by it.
 pub(super) const SHARE: usize = 48;
 const SHARE_CHANGED: usize = 8;
 
@@ -29,7 +29,7 @@ impl Worker<'_> {
             Child::start(|say| self.look_as_child(&share, say))
         };
         let child = started.map_err(|error| format!("no child process: {error}"))?;
-        // While the child looks at what they were.
+        // While the child checks their content at the fork.
         for (page, _) in share.iter().step_by(2) {
             self.fill_page(*page);
             self.check_page(*page)?;
@@ -52,15 +52,15 @@ impl Worker<'_> {
         Ok(SHARE)
     }
 
-    /// In the child, which neither allocates nor locks: says the number of a wrong page, and its
-    /// content.
+    /// Runs in the child, which neither allocates nor locks: sends the number of a wrong page, and
+    /// its content.
     pub(super) fn look_as_child(&mut self, share: &[(usize, Content)], say: &mut PipeWriter) -> u8 {
         let seed = self.shared.seed;
         for (number, (page, content)) in (0_u32..).zip(share) {
             self.want(*content);
             let found = self.memory.bytes(*page..page + 1);
             if found != self.wanted.bytes() {
-                // Nobody to tell, if that fails.
+                // If that fails, the parent is gone.
                 let _ = say
                     .write_all(&number.to_le_bytes())
                     .and_then(|()| say.write_all(found));
@@ -86,7 +86,7 @@ impl Worker<'_> {
         0
     }
 
-    /// What the parent makes of it.
+    /// Describes a wrong page that the child has sent.
     pub(super) fn complain_of_child(&self, share: &[(usize, Content)], said: &[u8]) -> String {
         let seed = self.shared.seed;
         let (number, found) = match said.split_first_chunk::<4>() {
@@ -120,7 +120,7 @@ impl Worker<'_> {
     }
 }
 
-/// What a child makes of a page that it overwrites.
+/// Content of a page that a child overwrites.
 fn child_content(page: usize) -> Content {
     let patch = Patch::over(None, 0, PAGE, u32::MAX - page as u32);
     let base = Base::Zero;

@@ -1,4 +1,4 @@
-//! What is done to blocks of the device, and between blocks and pages.
+//! Operations on blocks of the device, and between blocks and pages.
 
 use std::ops::Range;
 
@@ -42,7 +42,7 @@ impl Worker<'_> {
         Ok(())
     }
 
-    /// Writes up to [`BUFFER`] blocks anew, from memory that is no page's.
+    /// Writes new content to up to [`BUFFER`] blocks, from the thread's buffer.
     pub(super) fn renew(&mut self, blocks: Range<usize>, way: Way) -> Result<(), String> {
         let at = self.number(blocks.start) * BLOCK as u64;
         for (index, block) in blocks.clone().enumerate() {
@@ -55,7 +55,7 @@ impl Worker<'_> {
         self.shared.write(way, at, data)
     }
 
-    /// Writes those blocks whose content nobody knows.
+    /// Writes new content to the blocks whose content is unknown.
     pub(super) fn make_known(&mut self, blocks: Range<usize>) -> Result<(), String> {
         for block in blocks {
             if !self.blocks[block].content().is_known() {
@@ -66,11 +66,11 @@ impl Worker<'_> {
         Ok(())
     }
 
-    /// One to `max` pages, and as many blocks.
+    /// Chooses one to `max` pages, and as many blocks.
     fn some_of_both(&mut self, max: usize) -> (Range<usize>, Range<usize>) {
         let (pages, blocks) = (self.some_pages(max), self.some_blocks(max));
         let len = pages.len().min(blocks.len());
-        // What one of them has more of is next.
+        // The rest of the longer range comes next.
         self.next_page = (pages.start + len) % self.part.pages;
         self.next_block = (blocks.start + len) % self.part.blocks;
         (
@@ -79,7 +79,7 @@ impl Worker<'_> {
         )
     }
 
-    /// Whether requests by this way can be made and counted as such.
+    /// Returns whether requests by this way can be made and counted as such.
     fn can(&self, way: Way) -> bool {
         way == Way::Cached || self.shared.has_direct()
     }
@@ -89,7 +89,7 @@ impl Worker<'_> {
             return Ok(0);
         }
         let (pages, blocks) = self.some_of_both(16);
-        // Mostly what only these blocks have ever had; else what the pages have come to hold.
+        // Mostly content that only these blocks have ever had; else the pages' present content.
         if !self.one_in(4) {
             for (page, block) in pages.clone().zip(blocks.clone()) {
                 let content = self.new_of_block(block);
@@ -130,7 +130,7 @@ impl Worker<'_> {
         Ok(blocks.len())
     }
 
-    /// A way for part of a block, and the multiple at which it begins and ends.
+    /// Chooses a way for part of a block. Returns it with the alignment of the part.
     fn way_of_part(&mut self) -> (Way, usize) {
         match self.way() {
             Way::Direct if self.shared.has_direct() && self.shared.sector < PAGE => {
@@ -144,7 +144,7 @@ impl Worker<'_> {
         let block = self.any_block();
         self.make_known(block..block + 1)?;
         let (way, align) = self.way_of_part();
-        // As a patch would lie, and at any place of the buffer.
+        // The range of a patch, at any aligned position in the buffer.
         let part = self.new_patch(Content::ZERO, align);
         let part = part.start()..part.end();
         let place = self.below(PAGE / align) * align;

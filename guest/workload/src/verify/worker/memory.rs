@@ -1,4 +1,4 @@
-//! What is done to memory alone.
+//! Operations on memory alone.
 
 use std::ops::Range;
 
@@ -14,7 +14,7 @@ impl Worker<'_> {
         self.put_page(page, content);
     }
 
-    /// Has the next pages in order be some that were emptied, if any are.
+    /// Makes the next pages in order emptied ones, if there are any.
     fn skip_to_empty(&mut self) {
         if self.empty == 0 {
             return;
@@ -41,12 +41,12 @@ impl Worker<'_> {
         Ok(pages.len())
     }
 
-    /// A patch of some bytes on `content`; it begins and ends at a multiple of `align`, a power of
-    /// two.
+    /// Chooses a patch of some bytes on `content`; it begins and ends at a multiple of `align`, a
+    /// power of two.
     pub(super) fn new_patch(&mut self, content: Content, align: usize) -> Patch {
         let units = PAGE / align;
         let start = self.below(units);
-        // Short ones as often as long ones.
+        // Short patches are as frequent as long ones.
         let most = [1, 8, 64, units][self.below(4)].min(units - start);
         let end = start + 1 + self.below(most);
         self.patch += 1;
@@ -74,7 +74,7 @@ impl Worker<'_> {
         let mut len = 0;
         let mut at = 0;
         for page in pages.clone() {
-            // A page alone is overwritten from `start` to its end.
+            // A single page is overwritten from `start` to its end.
             let (start, end) = match page {
                 page if page == first => (start, PAGE),
                 page if page == last => (0, end),
@@ -107,7 +107,7 @@ impl Worker<'_> {
         self.emptied(pages)
     }
 
-    /// Pages read as zeros from now on: all of them, or one, are looked at.
+    /// Notes that pages read as zeros from now on; checks all of them, or one.
     fn emptied(&mut self, pages: Range<usize>) -> Done {
         self.put_pages(pages.clone(), Content::ZERO);
         if self.one_in(2) {
@@ -143,7 +143,7 @@ impl Worker<'_> {
         Ok(pages.len())
     }
 
-    /// Looks at once, or leaves it to whoever comes by.
+    /// Checks pages at once, or leaves them to a later check.
     pub(super) fn sometimes_check(&mut self, pages: Range<usize>) -> Result<(), String> {
         if self.one_in(2) {
             self.check_pages(pages)?;
@@ -155,7 +155,8 @@ impl Worker<'_> {
         let from = self.some_pages(8);
         let mut to = self.any_page();
         if from.start < to + from.len() && to < from.end {
-            // Never onto itself: to what comes behind it, if need be at the beginning.
+            // Source and destination must not overlap: if need be the copy goes behind the source,
+            // or to the first page.
             to = from.end % self.part.pages;
         }
         let len = from.len().min(self.memory.end_of_chunk(to) - to);

@@ -1,8 +1,8 @@
-//! One thread: its pages, its blocks, what each must hold, and what is done to them.
+//! One thread: its pages, its blocks, their expected content, and the operations on them.
 //!
-//! Each operation does the thing, changes the model alike, and mostly compares at once; what it
-//! does not compare is compared by later ones, and at the end. Every comparison of a page, a block,
-//! or part of one, is a verified operation.
+//! Each operation changes pages or blocks, changes the model alike, and mostly compares at once.
+//! The content that it does not compare is compared by later operations, and at the end. Every
+//! comparison of a page, a block, or part of one is a verified operation.
 
 mod child;
 mod device;
@@ -19,16 +19,17 @@ use crate::device::Buffer;
 use crate::memory::{Huge, Means, Memory, PAGE};
 use crate::pattern::Random;
 
-/// Pages of a thread at least, and blocks: more than any operation takes.
+/// Smallest number of pages, and of blocks, of a thread: more than any operation takes.
 pub(super) const LEAST: usize = 64;
 
-/// Pages, and blocks, that come up more often than others, and so have more of a past.
+/// Number of pages, and of blocks, that are chosen more often than others and so have a longer
+/// past.
 const HOT: usize = 48;
 
-/// Blocks that the thread reads and writes without a page of its own, at most.
+/// Largest number of blocks that the thread reads and writes by its buffer, without a page.
 const BUFFER: usize = 32;
 
-/// What a thread is given, counted over all threads.
+/// Pages and blocks of a thread, numbered over all threads.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Part {
     pub thread: u32,
@@ -43,24 +44,24 @@ pub(super) struct Worker<'a> {
     part: Part,
     random: Random,
     memory: Memory,
-    /// Of each page and each block of the part.
+    /// Record of each page and each block of the part.
     pages: Vec<Record>,
     blocks: Vec<Record>,
-    /// How many pages hold zeros.
+    /// Number of pages that hold zeros.
     empty: usize,
-    /// Where the wanted content of a page is computed, and which it has now.
+    /// Buffer in which the wanted content of a page is computed, and the content that it has now.
     wanted: Buffer,
     wanted_of: Content,
-    /// Blocks that are no page's, and a page more, so that they need not begin at one.
+    /// Buffer for blocks that have no page, a page longer, so that they need not begin at a page.
     buffer: Buffer,
     phase: Phase,
-    /// Where the next pages and blocks in order begin.
+    /// First of the next pages and blocks in order.
     next_page: usize,
     next_block: usize,
     kind: Kind,
     /// Number of the operation, from 1.
     operation: u32,
-    /// The last patch's serial; threads begin far apart.
+    /// Serial number of the last patch; those of different threads are far apart.
     patch: u32,
     verified: u64,
     counts: Counts,
@@ -70,7 +71,7 @@ type Done = Result<usize, String>;
 
 impl<'a> Worker<'a> {
     /// # Errors
-    /// The system gives no memory.
+    /// The system cannot provide the memory.
     pub fn new(shared: &'a Shared, part: Part) -> Result<Self, String> {
         let memory = Memory::new(part.pages, Huge::Never)
             .map_err(|error| format!("no address space for {} pages: {error}", part.pages))?;
@@ -96,13 +97,13 @@ impl<'a> Worker<'a> {
         })
     }
 
-    /// What was done so far.
+    /// Returns the counts so far.
     pub fn counts(&self) -> &Counts {
         &self.counts
     }
 
-    /// Whatever the time: each kind of operation once, in the order of the phases, and every page
-    /// filled.
+    /// Does each kind of operation once, in the order of the phases, and fills every page, without
+    /// regard to the time.
     pub fn begin(&mut self) -> Result<(), String> {
         for phase in Phase::ALL {
             self.phase = phase;
@@ -117,7 +118,7 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
-    /// Goes through one phase, or less if `is_over` by then.
+    /// Executes one phase, or less if `is_over` returns true before its end.
     pub fn work(&mut self, phase: Phase, is_over: &dyn Fn() -> bool) -> Result<(), String> {
         self.phase = phase;
         for _ in 0..phase.length() {
@@ -130,7 +131,7 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
-    /// What comes next in this phase.
+    /// Chooses the next operation of this phase.
     fn choose(&mut self) -> Kind {
         let kinds = self.phase.kinds();
         let mut left = self
@@ -145,7 +146,7 @@ impl<'a> Worker<'a> {
         unreachable!("it was below the sum")
     }
 
-    /// One operation. What a device cannot is not counted.
+    /// Does one operation. One that the device cannot do is not counted.
     pub fn operate(&mut self, kind: Kind) -> Result<(), String> {
         if self.shared.is_stopped() {
             return Ok(());
@@ -187,7 +188,7 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
-    /// Compares everything there is.
+    /// Compares all pages and blocks.
     pub fn check_all(&mut self) -> Result<(), String> {
         self.operation = self.operation.wrapping_add(1);
         self.kind = Kind::Check;
@@ -212,9 +213,10 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
-    /// Adds what was verified since the last time to the sum of all threads.
+    /// Adds the comparisons since the last call to the sum of all threads.
     fn publish(&mut self) {
-        // Relaxed: a number for a line of progress, and for the end, after the threads are joined.
+        // Relaxed: the number is for a progress report, and for the end, after the threads are
+        // joined.
         let verified = std::mem::take(&mut self.verified);
         self.shared
             .operations
@@ -243,7 +245,7 @@ impl<'a> Worker<'a> {
         Means::ALL[self.below(Means::ALL.len())]
     }
 
-    /// One to `max` pages of one chunk: the next in order where memory is filled, else any.
+    /// Chooses one to `max` pages of one chunk: the next in order while memory is filled, else any.
     fn some_pages(&mut self, max: usize) -> Range<usize> {
         let start = match self.phase {
             Phase::Fill => self.next_page,
@@ -260,7 +262,8 @@ impl<'a> Worker<'a> {
         self.below(among)
     }
 
-    /// One to `max` blocks, at most [`LEAST`]: the next in order where memory is filled, else any.
+    /// Chooses one to `max` blocks, at most [`LEAST`]: the next in order while memory is filled,
+    /// else any.
     fn some_blocks(&mut self, max: usize) -> Range<usize> {
         let len = 1 + self.below(max);
         let start = match self.phase {
@@ -291,7 +294,7 @@ impl<'a> Worker<'a> {
         Place::block(self.part.first_block + u32::try_from(block).expect("a block of the part"))
     }
 
-    /// The number of a block on the device.
+    /// Returns the number of a block on the device.
     fn number(&self, block: usize) -> u64 {
         u64::from(self.part.first_block) + block as u64
     }
@@ -312,7 +315,7 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Content that only this page has ever had.
+    /// Makes content that only this page has ever had.
     fn new_of_page(&mut self, page: usize) -> Content {
         let place = self.page_place(page);
         Content::whole(Base::Sealed(self.pages[page].stamp(place)))
@@ -386,7 +389,7 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
-    /// What is told of a wrong place: what, where, wanted, found, and what was done to it.
+    /// Describes a wrong place: place, wanted and found content, and the operations on it.
     fn complain(
         &self,
         place: Place,

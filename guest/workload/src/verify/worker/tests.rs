@@ -1,4 +1,4 @@
-//! Each kind of operation alone, and what is found wrong.
+//! Each kind of operation alone, and the errors that are found.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -8,7 +8,7 @@ use super::child::SHARE;
 use super::*;
 use crate::child::{Child, Ended};
 
-/// Two chunks of memory, so that there is an end between them.
+/// More than a chunk of memory, so that there is a chunk's end inside it.
 const PAGES: usize = 600;
 const BLOCKS: usize = 96;
 /// Blocks before those of the worker.
@@ -22,7 +22,8 @@ impl Drop for Image {
     }
 }
 
-/// A worker with an image of its own, and the image, to change behind its back.
+/// Runs `test` with a worker that has an image of its own, and with the image, to change it behind
+/// the worker's back.
 fn with_worker(name: &str, test: impl FnOnce(&mut Worker<'_>, &File)) {
     let name = format!("verify-{name}-{}", std::process::id());
     let image = Image(std::env::temp_dir().join(name));
@@ -45,7 +46,7 @@ fn with_worker(name: &str, test: impl FnOnce(&mut Worker<'_>, &File)) {
     test(&mut worker, &file);
 }
 
-/// The complaint begins with `begin`, and has each of `parts`.
+/// Checks that the complaint begins with `begin`, and has each of `parts`.
 #[track_caller]
 fn assert_complains(outcome: Result<(), String>, begin: &str, parts: &[&str]) {
     let text = outcome.unwrap_err();
@@ -171,7 +172,7 @@ fn wrong_memory_is_found_and_named() {
         (0..4).for_each(|page| worker.fill_page(page));
         worker.check_pages(0..4).unwrap();
         worker.fill_page(2);
-        // As if the page had come back as it was.
+        // As if the page had returned to its earlier content.
         let stale = Content::whole(Base::Sealed(super::super::content::Stamp {
             origin: Place::page(10_002),
             generation: 1,

@@ -1,4 +1,4 @@
-//! Over windows that are made up.
+//! Tests over windows made by hand.
 
 use lab::assigned::FaultLog;
 
@@ -10,8 +10,8 @@ fn case(mode: Mode, unmapping: Unmapping) -> Case {
     *case.expect("one of the matrix")
 }
 
-/// A window of 100 requests: exits in all and of registers, maps, unmaps, and invalidations of the
-/// domain.
+/// Returns a window of 100 requests, with these counts: all exits, exits of registers, maps,
+/// unmaps, and invalidations of the domain.
 fn row(case: Case, policy: HostPolicy, counts: [u64; 5]) -> Row {
     let [total, iommu, maps, unmaps, domains] = counts;
     Row {
@@ -63,7 +63,7 @@ fn register_exits_of_maps_and_of_unmaps_are_told_apart_by_two_windows() {
     let mut figures = figures(vec![
         row(strict, HostPolicy::Strict, [600, 500, 100, 100, 0]),
         row(lazy, HostPolicy::Strict, [300, 204, 100, 20, 4]),
-        // Another policy's is not theirs.
+        // A window of another policy is not counted.
         row(strict, HostPolicy::Deferred, [9000, 9000, 1, 1, 0]),
     ]);
     figures.set_register_exits();

@@ -1,46 +1,46 @@
-//! What came of a run: by what the guest said and what the host counted, beside the calm run of the
+//! Verdicts on runs, by the guest's output and the host's counts, compared with the calm run of the
 //! same payload.
 //!
-//! A run is *contained* when all that is listed in [`contained`] holds: the host's ticks at the
-//! rate of the calm run, no gap between two of them of more than two periods of the watchdog,
-//! nothing on the other core, the attack's own sign absent, an end that was said. A figure that is
-//! missing is no figure: then it is not contained. It has *succeeded* when its sign is there. A run
-//! that is neither is unclear, a machine that hangs among them.
+//! A run is *contained* if all conditions of [`contained`] hold: the host's ticks come at the rate
+//! of the calm run; no gap between two of them exceeds two periods of the watchdog; nothing reached
+//! the other core; the attack's own sign is absent; and the end was reported. If a figure is
+//! missing, the run is not contained. A run has *succeeded* if its sign is there. A run that is
+//! neither is unclear, for instance one whose machine hangs.
 
 use std::fmt;
 
 use super::table::{Attack, Honest, Sign};
 use crate::eli::machine::{Ran, Report};
 
-/// The host's tick, and its watchdog, ms.
+/// Periods of the host's tick, and of its watchdog, ms.
 pub const TICK: u64 = 5;
 pub const WATCHDOG: u64 = 20;
-/// The shortest window that says something, ms.
+/// Shortest window that is conclusive, ms.
 const WINDOW: u64 = 1000;
-/// Periods of the watchdog within which the host regains control.
+/// Periods of the watchdog within which the host must regain control.
 const REGAIN: f64 = 2.0;
-/// Of the calm run's rate of ticks, percent.
+/// Smallest rate of ticks, in percent of the calm run's.
 const RATE: u64 = 90;
-/// Ticks that are taken in a window and were made before it.
+/// Ticks that may be taken in a window and made before it.
 const SLACK: u64 = 2;
 
-/// What came of it.
+/// Outcome of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The attack did what it was made for.
+    /// The attack reached its aim.
     Succeeded,
-    /// It did not, and all is well.
+    /// It did not, and all conditions hold.
     Contained,
-    /// Neither.
+    /// Neither succeeded nor contained.
     Unclear,
 }
 
-/// An outcome, and why.
+/// An outcome, and the reason.
 #[derive(Clone, Debug)]
 pub struct Verdict {
     /// See [`Outcome`].
     pub outcome: Outcome,
-    /// For people.
+    /// Reason, as text.
     pub why: String,
 }
 
@@ -53,7 +53,7 @@ impl Verdict {
     }
 }
 
-/// A number that the payload printed.
+/// Returns a value that the payload printed.
 pub fn said(ran: &Ran, key: &str) -> Option<String> {
     let words = ran
         .console
@@ -70,7 +70,7 @@ fn number(ran: &Ran, key: &str) -> Option<u64> {
     said(ran, key)?.parse().ok()
 }
 
-/// Whether it ended as a payload does.
+/// Returns whether it ended as a payload does.
 pub fn is_done(ran: &Ran) -> bool {
     ran.ended
         && ran
@@ -83,8 +83,8 @@ fn last(ran: &Ran, kind: &str) -> Option<Report> {
     ran.report(kind).ok()
 }
 
-/// The host's account of the attack: of the time after the guest's end, if that ended; of its last
-/// window; of the whole run.
+/// Returns the host's account of the attack: of the time after the guest's end, if there is one;
+/// else of its last window; else of the whole run.
 fn account(ran: &Ran) -> Option<Report> {
     let after = last(ran, "after").filter(|_| !is_done(ran));
     after
@@ -92,20 +92,20 @@ fn account(ran: &Ran) -> Option<Report> {
         .or_else(|| last(ran, "time"))
 }
 
-/// The last account, which has all that happened on the other core.
+/// Returns the last account, which includes all events on the other core.
 fn whole(ran: &Ran) -> Option<Report> {
     ran.reports()
         .filter(|report| report.has("core1_foreign"))
         .last()
 }
 
-/// The longest time without a tick of the host's, in periods of its watchdog.
+/// Returns the longest time without a tick of the host's, in periods of its watchdog.
 pub fn regain_periods(ran: &Ran) -> Option<f64> {
     let gap = account(ran)?.find("tick_gap_us_max")?;
     Some(gap as f64 / (WATCHDOG * 1000) as f64)
 }
 
-/// Whether a calm run is a measure for others: why not.
+/// Checks that a calm run can be compared with; the error is the reason why not.
 pub fn calm_is_well(ran: &Ran) -> Result<(), String> {
     let account = last(ran, "window").ok_or("no window")?;
     let ms = account.count("ms");
@@ -122,14 +122,15 @@ fn ensure(holds: bool, why: impl fmt::Display) -> Result<(), String> {
     if holds { Ok(()) } else { Err(why.to_string()) }
 }
 
-/// The rate of the host's ticks, in percent of the calm run's; `None` if either has none to say.
+/// Returns the rate of the host's ticks, in percent of the calm run's; `None` if either run has
+/// none.
 pub fn ticks_percent(ran: &Ran, calm: &Ran) -> Option<u64> {
     calm_is_well(calm).ok()?;
     let (due, taken) = ticks(&account(ran)?, &last(calm, "window")?);
     (taken * 100).checked_div(due)
 }
 
-/// What came of a run of `attack`, beside its calm run.
+/// Returns the verdict on a run of `attack`, compared with its calm run.
 pub fn judge(attack: &Attack, ran: &Ran, calm: &Ran) -> Verdict {
     if let Err(why) = calm_is_well(calm) {
         return Verdict::new(Outcome::Unclear, format_args!("the calm run: {why}"));
@@ -143,13 +144,13 @@ pub fn judge(attack: &Attack, ran: &Ran, calm: &Ran) -> Verdict {
     }
 }
 
-/// The ticks that a calm machine takes in the time of `account`, and those that were taken.
+/// Returns the ticks that a calm machine takes in the time of `account`, and those that were taken.
 fn ticks(account: &Report, calm: &Report) -> (u64, u64) {
     let due = calm.count("host_ticks") * account.count("ms") / calm.count("ms").max(1);
     (due, account.count("host_ticks"))
 }
 
-/// The most ticks of the watchdog that there are in the time of `account`.
+/// Returns the most ticks of the watchdog that are possible in the time of `account`.
 fn nmis_due(account: &Report) -> u64 {
     account.count("ms") / WATCHDOG + SLACK
 }
@@ -159,7 +160,7 @@ fn is_rarer(account: &Report, calm: &Report, percent: u64) -> bool {
     taken * 100 < due * percent
 }
 
-/// The attack's own sign, if it is there.
+/// Returns the attack's own sign, if it is there.
 fn sign(attack: &Attack, ran: &Ran, calm: &Ran) -> Option<String> {
     let (account, whole) = (account(ran), whole(ran));
     let calm_account = last(calm, "window")?;
@@ -169,7 +170,7 @@ fn sign(attack: &Attack, ran: &Ran, calm: &Ran) -> Option<String> {
         Sign::Starved(percent) => account.as_ref().is_some_and(|account| {
             account.count("ms") >= WINDOW && is_rarer(account, &calm_account, percent)
         }),
-        // An exit that the hypervisor has no answer to is the machine's end, too.
+        // An exit that the hypervisor cannot handle is the machine's end, too.
         Sign::Gone => {
             ran.ended
                 && ran.failure.is_none()
@@ -216,21 +217,21 @@ fn sign(attack: &Attack, ran: &Ran, calm: &Ran) -> Option<String> {
     holds.then(|| format!("{:?}", attack.sign))
 }
 
-/// What of the guest's reached the other core in a run.
+/// Returns the number of the guest's events that reached the other core in a run.
 pub fn foreign_on_other_core(ran: &Ran) -> u64 {
     whole(ran).as_ref().map_or(0, foreign)
 }
 
 fn foreign(account: &Report) -> u64 {
-    // NMIs are among the foreign ones.
+    // NMIs are counted among the foreign ones.
     ["core1_foreign", "core1_beats_extra"]
         .iter()
         .map(|key| account.count(key))
         .sum()
 }
 
-/// Beats of the other core, and in how many milliseconds: since the guest's end, if that ended; of
-/// the whole run otherwise.
+/// Returns the beats of the other core, and the time in milliseconds: since the guest's end, if
+/// there is one; else of the whole run.
 fn beats_of(ran: &Ran) -> Option<(u64, u64)> {
     let of = |report: &Report| Some((report.find("core1_beats")?, report.find("ms")?));
     let whole = last(ran, "end").or_else(|| last(ran, "time"));
@@ -243,7 +244,7 @@ fn beats_of(ran: &Ran) -> Option<(u64, u64)> {
     }
 }
 
-/// Whether the other core goes on, at half the rate of the calm run at least.
+/// Returns whether the other core goes on, at half the rate of the calm run at least.
 fn beats(ran: &Ran, calm: &Ran) -> bool {
     let is_half = |((beats, ms), (due, of_ms)): ((u64, u64), (u64, u64))| {
         due > 0 && ms > 0 && beats * 2 * of_ms >= due * ms
@@ -251,7 +252,7 @@ fn beats(ran: &Ran, calm: &Ran) -> bool {
     beats_of(ran).zip(beats_of(calm)).is_some_and(is_half)
 }
 
-/// Whether all holds that must.
+/// Checks all conditions of a contained run.
 fn contained(attack: &Attack, ran: &Ran, calm: &Ran) -> Result<(), String> {
     if let Some(failure) = &ran.failure {
         return Err(format!("the emulator ended: {failure}"));
@@ -323,7 +324,7 @@ fn contained(attack: &Attack, ran: &Ran, calm: &Ran) -> Result<(), String> {
     payload(attack, ran, &account)
 }
 
-/// What else some payloads must get.
+/// Checks the values that some payloads must print besides.
 fn payload(attack: &Attack, ran: &Ran, account: &Report) -> Result<(), String> {
     let is = |key: &str, value: u64| {
         let found = number(ran, key);
@@ -335,7 +336,7 @@ fn payload(attack: &Attack, ran: &Ran, account: &Report) -> Result<(), String> {
     match attack.name {
         "e7" | "e7tpr" => is("early", 0).and_then(|()| is("late", 1)),
         "gate" => is("faults", 1).and_then(|()| is("recovered", 1)),
-        // What the IOMMU has blocked it has recorded.
+        // The IOMMU must have recorded what it has blocked.
         "e11" => ensure(account.count("dma_faults") > 0, "no fault was recorded"),
         "e12" => ensure(account.count("irq_blocked") > 0, "no message was blocked"),
         "e4" | "e4turns" => ensure(
@@ -346,9 +347,9 @@ fn payload(attack: &Attack, ran: &Ran, account: &Report) -> Result<(), String> {
     }
 }
 
-/// Whether an honest guest got what it is due, and `calm` no more.
+/// Checks that an honest guest got its interrupts, and that `calm` took no more exits.
 pub fn honest(payload: &Honest, ran: &Ran, calm: Option<&Ran>) -> Result<(), String> {
-    /// Exits of the guest's beyond the calm run's, per 1,000 interrupts.
+    /// Exits of the guest beyond the calm run's, per 1,000 interrupts.
     const MORE: u64 = 100;
     ensure(is_done(ran), "it did not end")?;
     ensure(

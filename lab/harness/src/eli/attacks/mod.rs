@@ -1,8 +1,8 @@
-//! The hostile guest: each attack without its defences, where it must succeed, with them, where it
-//! must not, and calm, in all modes.
+//! The hostile guest: each attack without its defences, where it must succeed; with them, where it
+//! must not; and calm; in all modes.
 //!
-//! `table` is what is run, `judge` what came of it, `planted` the bad runs that each judge must
-//! refuse.
+//! `table` lists the payloads, `judge` gives verdicts on runs, and `planted` has the bad runs that
+//! each judge must refuse.
 
 mod judge;
 mod planted;
@@ -21,13 +21,13 @@ use super::modes::Mode;
 use judge::{Outcome, TICK, WATCHDOG, regain_periods};
 use table::{ATTACKS, Attack, HONEST, Honest};
 
-/// Names of all payloads.
+/// Returns the names of all payloads.
 pub fn names() -> impl Iterator<Item = &'static str> {
     let attacks = ATTACKS.iter().map(|attack| attack.name);
     attacks.chain(HONEST.iter().map(|payload| payload.name))
 }
 
-/// How a payload is run.
+/// Variant of a payload's run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     /// Its own defences are left out.
@@ -43,14 +43,14 @@ struct Case<'a> {
     payload: &'a str,
     way: Way,
     mode: Mode,
-    /// The switch of the defences.
+    /// Value of the switch of the defences.
     defend: String,
     nvme: bool,
     ram_disk: bool,
     iommu: bool,
-    /// The guest's processors.
+    /// Number of the guest's processors.
     cpus: u32,
-    /// How the host's tick keeps clear of the guest.
+    /// Policy that keeps the host's tick apart from the guest.
     critical: &'static str,
 }
 
@@ -63,23 +63,24 @@ impl fmt::Display for Case<'_> {
     }
 }
 
-/// A run that does not end by itself ends then, ms: more than two windows, and the start.
+/// Time after which a run that does not end by itself is ended, ms: more than two windows, and the
+/// start.
 const UNTIL: u64 = 4500;
-/// Those that spin: more than one.
+/// The same for payloads that spin: more than one window.
 const SPINNING: u64 = 2000;
-/// After the guest's end the host goes on, ms: a window.
+/// Time for which the host goes on after the guest's end, ms: a window.
 const LINGER: u64 = 1100;
 
-/// The way of the host's tick of all runs but those of [`critical`].
+/// Policy of the host's tick in all runs but those of [`critical`].
 const LIMIT: &str = "limit";
 
-/// Part of its time for which a run may have to wait for a processor, and how often it is tried.
+/// Part of its time for which a run may wait for a processor, and the number of tries.
 const WAITED: f64 = 0.1;
 const TRIES: u32 = 2;
 
 impl Case<'_> {
-    /// Runs it. A run for which this machine had no time is made again, and those are counted: what
-    /// it would say is of the machine.
+    /// Runs it. A run that this machine kept waiting for too long is repeated, and counted: its
+    /// result would show this machine's load.
     fn run(&self, machine: &Machine, busy: &mut u32) -> Result<Ran> {
         for _ in 1..TRIES {
             let ran = self.run_once(machine)?;
@@ -108,11 +109,11 @@ impl Case<'_> {
         let attack = ATTACKS
             .iter()
             .find(|attack| attack.name == self.payload && self.way != Way::Calm);
-        // Without its defence a guest that should end may go on for ever.
+        // Without its defence, a guest that should end may go on for ever.
         let (ends, spins) = attack.map_or((false, false), |attack| {
             (attack.ends, attack.spins || attack.ends)
         });
-        // Where the payload ends by itself, the rest is no time of its own.
+        // If the payload ends by itself, the host need not linger.
         let linger = if ends { LINGER } else { 0 };
         let until = if spins { SPINNING + linger } else { UNTIL };
         machine.run(&Run {
@@ -129,14 +130,14 @@ impl Case<'_> {
             one_message: false,
             ram_disk: self.ram_disk,
             iommu: self.iommu,
-            // One watches.
+            // One more, which watches.
             cpus: self.cpus + 1,
             limit: Duration::from_secs(20),
         })
     }
 }
 
-/// Exits for 1,000 interrupts to oneself.
+/// Returns the exits for 1,000 interrupts that a processor sends itself.
 pub fn self_ipi_exits(machine: &Machine, mode: Mode) -> Result<u64> {
     let case = Case {
         payload: "e1",
@@ -150,17 +151,17 @@ pub fn self_ipi_exits(machine: &Machine, mode: Mode) -> Result<u64> {
         critical: LIMIT,
     };
     let window = case.run_once(machine)?.report("window")?;
-    // The marker that ends the window is the measurement's own.
+    // The marker that ends the window belongs to the measurement.
     Ok(window.sum_of("guest") - 1)
 }
 
-/// Whether an honest payload got what it is due.
+/// Returns whether an honest payload got what it is due.
 pub fn is_well(ran: &Ran, name: &str) -> bool {
     let payload = HONEST.iter().find(|payload| payload.name == name);
     payload.is_some_and(|payload| judge::honest(payload, ran, None).is_ok())
 }
 
-/// Shows the judges what they must refuse.
+/// Applies the judges to the runs that they must refuse.
 pub fn check_judges(figures: &mut Figures) {
     let (planted, refused, wrong) = planted::check();
     for what in &wrong {
@@ -176,7 +177,8 @@ pub fn check_judges(figures: &mut Figures) {
     figures.set("surface_rows_tested", surface::tested() as f64);
 }
 
-/// An honest guest gets what it is due: these payloads (all without any), in these modes.
+/// Checks that an honest guest gets what it is due: these payloads (all if there are none), in
+/// these modes.
 pub fn honest(machine: &Machine, names: &[&str], modes: &[Mode], figures: &mut Figures) {
     let (mut returns, mut busy) = (0, 0);
     let wanted = |payload: &&Honest| names.is_empty() || names.contains(&payload.name);
@@ -208,26 +210,27 @@ pub fn honest(machine: &Machine, names: &[&str], modes: &[Mode], figures: &mut F
     figures.set("returns_to_direct", f64::from(returns));
 }
 
-/// The modes in which a payload is run: those that are asked for, or those of a core that polls.
+/// Returns the modes in which a payload is run: the requested ones, or those in which a core polls.
 fn modes_of(polls: bool, modes: &[Mode]) -> &[Mode] {
     if polls { &Mode::POLLING } else { modes }
 }
 
-/// What is counted over all attacks.
+/// Sums over all attacks.
 #[derive(Default)]
 struct Sum {
     total: u32,
     contained: u32,
     regain: f64,
     foreign: u64,
-    /// Modes of attacks whose calm run regains in time, and all.
+    /// Modes of attacks whose calm run regains control in time, and all modes.
     binding: u32,
     modes: u32,
-    /// Runs for which this machine had no time.
+    /// Runs that this machine kept waiting for too long.
     busy: u32,
 }
 
-/// The attacks of these names (all without any), in these modes, `times` each way.
+/// Runs the attacks of these names (all if there are none), in these modes, `times` in each
+/// variant.
 pub fn attack(
     machine: &Machine,
     names: &[&str],
@@ -263,7 +266,7 @@ pub fn attack(
     );
 }
 
-/// One attack.
+/// Runs one attack.
 fn one(
     machine: &Machine,
     attack: &Attack,
@@ -283,7 +286,7 @@ fn one(
             .collect();
         let offs = without_defences(machine, attack, modes);
         for (round, off) in rounds.iter().zip(offs) {
-            // What no defence contains has none to leave out.
+            // An attack that no defence contains has none to leave out.
             let is_off = attack.bites.is_empty() || round.is_right_without(attack, off.as_ref());
             let rights = [is_off, round.is_on, round.is_calm];
             for (count, is_right) in counts.iter_mut().zip(rights) {
@@ -351,19 +354,19 @@ impl Case<'_> {
         }
     }
 
-    /// Whether it has two processors busy.
+    /// Returns whether it keeps two processors busy.
     const fn takes_two(&self) -> bool {
         self.cpus > 1 || self.ram_disk
     }
 
-    /// Says why there is no run.
+    /// Prints the reason if there is no run.
     fn or_said(&self, ran: Result<Ran>) -> Option<Ran> {
         ran.inspect_err(|error| println!("{self}: {error:#}")).ok()
     }
 }
 
-/// The runs without defences, by mode: two at a time, since their signs are plain, whatever else
-/// this machine does.
+/// Executes the runs without defences, by mode: two at a time, since their signs are plain whatever
+/// the load of this machine.
 fn without_defences(machine: &Machine, attack: &Attack, modes: &[Mode]) -> Vec<Option<Ran>> {
     if attack.bites.is_empty() {
         return modes.iter().map(|_| None).collect();
@@ -372,7 +375,7 @@ fn without_defences(machine: &Machine, attack: &Attack, modes: &[Mode]) -> Vec<O
     at_once(machine, &modes.iter().map(case).collect::<Vec<_>>(), 2)
 }
 
-/// The runs of an attack in a mode with its defences.
+/// Results of an attack in a mode with its defences.
 struct Round {
     mode: Mode,
     calm: Option<Ran>,
@@ -381,13 +384,13 @@ struct Round {
 }
 
 impl Round {
-    /// Whether a run without defences came to what it must.
+    /// Returns whether a run without defences had the expected outcome.
     fn is_right_without(&self, attack: &Attack, off: Option<&Ran>) -> bool {
         let (Some(calm), Some(ran)) = (&self.calm, off) else {
             return false;
         };
-        // Where it does not bite, it need not be contained either: another defence, or the mode,
-        // has it.
+        // In a mode that is not listed, the attack need not be contained either: another defence,
+        // or the mode, contains it.
         let wanted: &[Outcome] = if attack.bites.contains(&self.mode) {
             &[Outcome::Succeeded]
         } else {
@@ -403,7 +406,7 @@ impl Round {
     }
 }
 
-/// Whether a run came to this; if not, it says what it came to.
+/// Returns whether a run had an expected outcome; prints the verdict if not.
 fn is_as_wanted(
     case: &Case<'_>,
     attack: &Attack,
@@ -424,10 +427,10 @@ fn is_as_wanted(
     is_right
 }
 
-/// The runs of these cases, two at a time: a guest's core is busy, the other one's beat takes next
-/// to nothing, and a machine has two processors. What takes two by itself runs alone.
+/// Executes these cases, two at a time: a guest's core is busy, the other one's beat takes next to
+/// nothing, and a machine has two processors. A case that takes two by itself runs alone.
 ///
-/// A run that had to wait for a processor is made again, alone, and counted.
+/// A run that had to wait for a processor is repeated, alone, and counted.
 fn in_pairs(machine: &Machine, cases: &[Case<'_>], busy: &mut u32) -> Vec<Option<Ran>> {
     let width = if cases.iter().any(Case::takes_two) {
         1
@@ -446,7 +449,7 @@ fn in_pairs(machine: &Machine, cases: &[Case<'_>], busy: &mut u32) -> Vec<Option
     cases.iter().zip(runs).map(again).collect()
 }
 
-/// The runs of these cases as they come, `width` at a time.
+/// Executes these cases in their order, `width` at a time.
 fn at_once(machine: &Machine, cases: &[Case<'_>], width: usize) -> Vec<Option<Ran>> {
     let start = |case: &Case<'_>| case.or_said(case.run_once(machine));
     let chunks = cases.chunks(width).flat_map(|chunk| {
@@ -463,13 +466,13 @@ fn at_once(machine: &Machine, cases: &[Case<'_>], width: usize) -> Vec<Option<Ra
     chunks.collect()
 }
 
-/// Two runs, at once if they may.
+/// Executes two cases, at the same time if they may.
 fn beside(machine: &Machine, cases: [Case<'_>; 2], busy: &mut u32) -> [Option<Ran>; 2] {
     let mut runs = in_pairs(machine, &cases, busy).into_iter();
     [runs.next().flatten(), runs.next().flatten()]
 }
 
-/// Calm, and on, beside each other.
+/// Executes the calm run and the one with defences, at the same time.
 fn round_of(
     machine: &Machine,
     attack: &Attack,
@@ -511,16 +514,16 @@ fn round_of(
     }
 }
 
-/// The host's ticks at a core on which no guest runs: each attack, in mode `eli`, beside its calm
-/// run.
+/// Measures the host's ticks at a core on which no guest runs: each attack, in mode `eli`, beside
+/// its calm run.
 pub fn critical(machine: &Machine, names: &[&str], figures: &mut Figures) {
-    /// Of the calm run's rate, percent.
+    /// Smallest rate, in percent of the calm run's.
     const LEAST: u64 = 95;
     figures.say("\nthe host's ticks at the other core (critical=core), in mode eli, of those of the calm run");
     let (mut least, mut short) = (u64::MAX, Vec::new());
     let mut busy = 0;
     let is_named = |name| names.is_empty() || names.contains(&name);
-    // There the other core polls.
+    // In those the other core polls.
     let wanted = |attack: &&Attack| is_named(attack.name) && !attack.polls;
     for attack in ATTACKS.iter().filter(wanted) {
         let case = |way| Case {

@@ -1,8 +1,8 @@
-//! Bad runs that each judge must refuse, made by hand: a good run of the payload with one thing
-//! wrong in it.
+//! Bad runs that each judge must refuse, made by hand: a good run of the payload with one error in
+//! it.
 //!
-//! They say that a judge can fail. `exitless-lab eli --attacks` shows them to the judges first of
-//! all, and so do this crate's tests.
+//! They show that a judge can fail. `exitless-lab eli --attacks` applies the judges to them before
+//! anything else, and so do this crate's tests.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use super::judge::{Outcome, honest, judge};
 use super::table::{ATTACKS, Attack, HONEST, Honest, Sign};
 use crate::eli::machine::Ran;
 
-/// What a run said, before it is written down.
+/// Output of a run, before it is rendered.
 #[derive(Clone)]
 struct Made {
     console: Vec<String>,
@@ -75,7 +75,7 @@ impl Made {
     }
 }
 
-/// Counts of a healthy window of 1,100 ms.
+/// Returns the counts of a healthy window of 1,100 ms.
 fn healthy() -> BTreeMap<String, u64> {
     [
         ("ms", 1100),
@@ -110,7 +110,7 @@ fn calm(name: &str) -> Made {
     }
 }
 
-/// A run of the attack that is contained.
+/// Returns a run of the attack that is contained.
 fn good(attack: &Attack) -> Made {
     let mut made = calm(attack.name);
     let line = match attack.name {
@@ -126,7 +126,7 @@ fn good(attack: &Attack) -> Made {
         .insert(0, format!("attack {}: {line}", attack.name));
     if attack.ends {
         made = made.not_done().without_report("window");
-        // The other core's beats are counted on.
+        // The other core's beats are counted from the start of the run.
         let mut after = healthy();
         after.insert("core1_beats".to_owned(), 1000);
         made.reports.push(("after", after));
@@ -137,7 +137,7 @@ fn good(attack: &Attack) -> Made {
     made
 }
 
-/// The good run with one thing wrong, each with what that is.
+/// Returns the good run with one error, each with a description of it.
 fn bad(attack: &Attack) -> Vec<(&'static str, Made)> {
     let good = || good(attack);
     let mut all = vec![
@@ -217,7 +217,7 @@ fn bad(attack: &Attack) -> Vec<(&'static str, Made)> {
         }
         Sign::Repeated(exits) => all.push(("its own sign", good().set(exits, 8000))),
         Sign::Blocked => all.push(("its own sign", good().without("intr_guest"))),
-        // Theirs are above.
+        // Their runs are above.
         Sign::Starved(_)
         | Sign::Gone
         | Sign::Emulator
@@ -238,7 +238,7 @@ fn bad(attack: &Attack) -> Vec<(&'static str, Made)> {
     all
 }
 
-/// Bad runs of an honest payload.
+/// Returns bad runs of an honest payload.
 fn dishonest(payload: &Honest) -> Vec<(&'static str, Made)> {
     let good = || honest_run(payload);
     let mut all = vec![
@@ -271,8 +271,8 @@ fn honest_run(payload: &Honest) -> Made {
     made.says(&format!("attack {}: {}", payload.name, payload.says))
 }
 
-/// Planted runs, those that were refused, and those that were not, for people. A good run that is
-/// refused is among the last.
+/// Judges the planted runs. Returns their number, the number of refused ones, and descriptions of
+/// those that were not refused. A good run that is refused is among the last.
 pub fn check() -> (u32, u32, Vec<String>) {
     let (mut planted, mut refused, mut wrong) = (0, 0, Vec::new());
     let mut count = |name: &str, what: &str, is_refused: bool| {
@@ -293,7 +293,7 @@ pub fn check() -> (u32, u32, Vec<String>) {
             let outcome = judge(attack, &made.ran(), &calm).outcome;
             count(attack.name, what, outcome != Outcome::Contained);
         }
-        // A calm run that says nothing is no measure: zero is not held against zero.
+        // A calm run without counts is no reference: zero must not be compared with zero.
         for (what, made) in [
             (
                 "a calm run without a tick",

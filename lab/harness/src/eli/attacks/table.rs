@@ -1,42 +1,43 @@
-//! What is run: each payload's sign, the modes in which it succeeds without its defences, and how
-//! it ends. What contains it is `eli::surface`'s to say.
+//! Payloads: each one's sign, the modes in which it succeeds without its defences, and its end. The
+//! defences that contain it are listed in `eli::surface`.
 
 use eli::surface::{Row, row_of};
 
 use crate::eli::modes::Mode;
 
-/// By what an attack is seen to have succeeded.
+/// Sign by which an attack is seen to have succeeded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sign {
     /// The host's ticks are fewer than this part of those of the calm run, percent.
     Starved(u64),
-    /// The machine is gone, or stands, and its hypervisor did not say why.
+    /// The machine is gone, or hangs, and its hypervisor did not report the reason.
     Gone,
     /// The emulator itself ended.
     Emulator,
-    /// The other core says that the first does not exit any more.
+    /// The other core reports that the first does not exit any more.
     Lost,
-    /// The hypervisor ended the guest, with this in its log.
+    /// The hypervisor ended the guest, with this text in its log.
     Stopped(&'static str),
-    /// More than 1,000 of these exits: one event is answered by itself again and again.
+    /// More than 1,000 of these exits: one event causes itself again and again.
     Repeated(&'static str),
-    /// The payload says a number above 0 of this name.
+    /// The payload prints a number above 0 with this name.
     Said(&'static str),
     /// More of the host's ticks were taken than made.
     Forged,
     /// More NMIs than the watchdog's.
     ForgedNmi,
-    /// Interrupts, NMIs, or beats that were none, on the other core.
+    /// Interrupts, NMIs, or spurious beats on the other core.
     OtherCore,
     /// The other core's beats stopped.
     OtherCoreStopped,
     /// The payload's lower vector was never acknowledged.
     Blocked,
-    /// Instructions reached the processor: fewer of these exits than the payload ran of them.
+    /// Instructions reached the processor: the payload ran more of them than there were of these
+    /// exits.
     Reached(&'static str),
-    /// The other core's work ended with the guest.
+    /// The work of the other core ended with the guest.
     Ended,
-    /// A page of the hypervisor's is not as it was.
+    /// A page of the hypervisor was changed.
     Overwritten,
 }
 
@@ -47,20 +48,20 @@ pub struct Attack {
     pub name: &'static str,
     /// See [`Sign`].
     pub sign: Sign,
-    /// Modes in which it succeeds without its defences; none where nothing but the architecture
-    /// contains it.
+    /// Modes in which it succeeds without its defences; none where the architecture alone contains
+    /// it.
     pub bites: &'static [Mode],
-    /// It needs the controller.
+    /// Whether it needs the controller.
     pub nvme: bool,
-    /// And an IOMMU before it; the others are contained without.
+    /// Whether it also needs an IOMMU before the controller; the others are contained without.
     pub iommu: bool,
-    /// The guest's processors.
+    /// Number of the guest's processors.
     pub cpus: u32,
-    /// It drives the block function: in the modes in which a core polls.
+    /// Whether it drives the block function: in the modes in which a core polls.
     pub polls: bool,
-    /// Contained, it still does not end by itself.
+    /// Whether it does not end by itself when contained.
     pub spins: bool,
-    /// Contained, the guest ends, by a fault or since it asks for it.
+    /// Whether the guest ends when it is contained, by a fault or on its own request.
     pub ends: bool,
 }
 
@@ -118,12 +119,13 @@ impl Attack {
         }
     }
 
-    /// Its row.
+    /// Returns its row of the surface's table.
     pub fn row(&self) -> &'static Row {
         row_of(self.name).expect("every attack tests a row (a test of this module)")
     }
 
-    /// The value of the hypervisor's switch that leaves out what contains it, and nothing else.
+    /// Returns the value of the hypervisor's switch that leaves out the defences against it, and no
+    /// others.
     pub fn without_defences(&self) -> String {
         let names = self.row().defences().iter();
         names
@@ -133,7 +135,7 @@ impl Attack {
     }
 }
 
-/// All of them, in the order of the surface's table.
+/// All attacks, in the order of the surface's table.
 pub const ATTACKS: &[Attack] = &[
     attack("e2", Sign::Lost, DIRECT).spins(),
     attack("e2shadow", Sign::Lost, DIRECT).spins(),
@@ -171,7 +173,7 @@ pub const ATTACKS: &[Attack] = &[
     attack("class_lvt", Sign::Starved(75), NONE),
     attack("pic", Sign::Starved(75), NONE),
     attack("period", Sign::Starved(75), ALL),
-    // It starves the host where the emulator has no processor of its own for its timers: 22 of 315
+    // It starves the host if the emulator has no processor of its own for its timers: 22 of 315
     // ticks on a loaded machine, all of them on an idle one.
     attack("period_chip", Sign::Starved(75), NONE),
     attack("level_pin", Sign::Starved(10), ALL),
@@ -183,7 +185,7 @@ pub const ATTACKS: &[Attack] = &[
     attack("broadcast_message", Sign::OtherCore, ALL).with_nvme(),
     attack("e4", Sign::Blocked, DIRECT),
     attack("e4turns", Sign::Blocked, DIRECT),
-    // In the baseline firmware's handler has no exit, and comes back.
+    // In the baseline the firmware's handler takes no exit, and returns.
     attack(
         "smi",
         Sign::Stopped("an exit that nothing is done about"),
@@ -204,23 +206,23 @@ pub const ATTACKS: &[Attack] = &[
     attack("ring_memory", Sign::Overwritten, &Mode::POLLING).polls(),
 ];
 
-/// A payload that is honest, what it must say, and whether it must cost no more than its calm form
-/// in its last window.
+/// An honest payload, the text that it must print, and whether it may take no more exits than its
+/// calm form in its last window.
 #[derive(Clone, Copy, Debug)]
 pub struct Honest {
     /// Its name.
     pub name: &'static str,
-    /// A word of what it says.
+    /// Word of the text that it prints.
     pub says: &'static str,
-    /// Direct again within a second.
+    /// Whether delivery must be direct again within a second.
     pub returns: bool,
-    /// The guest's processors.
+    /// Number of the guest's processors.
     pub cpus: u32,
-    /// It drives the block function: in the modes in which a core polls.
+    /// Whether it drives the block function: in the modes in which a core polls.
     pub polls: bool,
 }
 
-/// All of them.
+/// All honest payloads.
 pub const HONEST: &[Honest] = &[
     Honest {
         name: "legacy",

@@ -1,7 +1,6 @@
 //! A guest of plain QEMU, behind its virtio-iommu, that runs the list.
 //!
-//! QEMU may never come back from a case. Then it is killed, and booted again for the cases behind
-//! that one.
+//! QEMU may hang in a case. Then it is killed, and booted again for the cases after that one.
 
 use std::ffi::OsString;
 use std::fs;
@@ -17,17 +16,18 @@ use super::seen::{HANGS, Seen};
 use super::{KERNEL_OPTIONS, LIMIT};
 use crate::system::native::NativeProgram;
 
-/// Until the module prints its first line.
+/// Time limit until the module prints its first line.
 const BOOT: Duration = Duration::from_secs(120);
-/// Between two lines of the module: a case waits for seconds for what does not come, several times.
+/// Time limit between two lines of the module: a case waits seconds for an event that does not
+/// come, several times.
 const CASE: Duration = Duration::from_secs(60);
-/// Times that it is booted at most.
+/// Largest number of boots.
 const BOOTS: usize = 8;
 
-/// Runs the list; what was seen, a case that QEMU has not come back from included, and which QEMU.
+/// Runs the list. Returns the output, with a case in which QEMU hung, and QEMU's version.
 ///
 /// # Errors
-/// QEMU cannot be had, or its guest does not boot or ends early, with the end of its console.
+/// QEMU is not available, or its guest does not boot or ends early, with the end of its console.
 pub fn run() -> Result<(Seen, Version)> {
     let notice = |line: &str| eprintln!("{line}");
     let packages = Packages::get(&Needs::default(), &notice)?;
@@ -96,7 +96,7 @@ fn boot(packages: &Packages, initrd: &Path, from: usize) -> Result<Seen> {
     Ok(seen)
 }
 
-/// Waits for its lines; whether it still ran when none came any more.
+/// Waits for its lines. Returns whether it still ran when there were no further ones.
 ///
 /// # Errors
 /// It has not booted.
@@ -105,7 +105,7 @@ fn follow(guest: &mut NativeProgram) -> Result<bool> {
         let seen = Seen::of(&guest.so_far());
         let limit = if seen.lines == 0 { BOOT } else { CASE };
         let has_more = |text: &str| Seen::of(text).lines > seen.lines;
-        // A list that is done is followed by the guest's end.
+        // After the end of the list, the guest ends.
         let Err(error) = guest.wait_until(limit.mul_f64(patience::stretch()), has_more) else {
             continue;
         };
@@ -120,10 +120,10 @@ fn follow(guest: &mut NativeProgram) -> Result<bool> {
     }
 }
 
-/// The machine: the IOMMU, and behind it what the module needs.
+/// Returns the machine: the IOMMU, and behind it the devices that the module needs.
 fn machine(packages: &Packages, initrd: &Path, from: usize) -> Result<Vec<OsString>> {
     let run = guest_image::run_option("true")?;
-    // As for the lab's host, an emulated one: its clock is compared with nothing.
+    // An emulated clock, as for the lab's host: it is compared with nothing.
     let command_line = format!(
         "console=ttyS0 quiet panic=-1 no_timer_check tsc=reliable cryptomgr.notests mitigations=off {KERNEL_OPTIONS} \
          exitless.iommu=module iommu_cases.from={from} {run}"

@@ -1,5 +1,5 @@
-//! What should come out of each case of `guest/iommu-cases`, in the order in which the module has
-//! them, and why: the section of VIRTIO 1.3, and how strongly that says it.
+//! Expected results of each case of `guest/iommu-cases`, in the module's order, with the section of
+//! VIRTIO 1.3 that requires each, and the strength of the requirement.
 //!
 //! Expectations are written as [`judge`](super::seen::judge) reads them. `open=ok`: the endpoint
 //! was attached to a new domain, and its ring mapped. `dma=PAGE.OFFSET`: the byte of the watched
@@ -9,19 +9,19 @@ use std::fmt;
 
 use Level::{Free, May, Must, Should, Stated};
 
-/// How strongly the specification says what is expected.
+/// Strength of the specification's requirement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Level {
     /// «The device MUST».
     Must,
     /// «The device SHOULD».
     Should,
-    /// «The device MAY»: of two ways one, and no third.
+    /// «The device MAY»: one of two ways, and no third.
     May,
-    /// In the text outside of the requirements.
+    /// In the text outside the requirements.
     Stated,
-    /// A driver must not ask for it. The device has to answer and to go on, and nothing else
-    /// changes.
+    /// A driver must not ask for it. The device has to answer and to go on, and nothing else may
+    /// change.
     Free,
 }
 
@@ -40,13 +40,13 @@ impl fmt::Display for Level {
 /// A case's expectation.
 #[derive(Clone, Copy, Debug)]
 pub struct Rule {
-    /// The case, as the module has it.
+    /// Name of the case, as in the module.
     pub name: &'static str,
     /// Section of VIRTIO 1.3.
     pub section: &'static str,
-    /// How strongly it is said there.
+    /// Strength of the requirement there.
     pub level: Level,
-    /// Steps, and what may come out of each.
+    /// Steps, and the permitted values of each.
     pub expected: &'static str,
 }
 
@@ -82,7 +82,7 @@ const SPLITS: &str = "open=ok map=OK unmap=RANGE dma=2.000 dma=3.fff";
 const BESIDE_ONE: &str = "open=ok map=OK map=OK dma=8.000 dma=8.fff";
 const BESIDE_TWO: &str = "open=ok map=OK map=OK map=OK dma=8.000 dma=8.fff";
 
-/// All of them, in the module's order.
+/// All rules, in the module's order.
 pub const RULES: &[Rule] = &[
     // Requests that cannot be parsed.
     rule(OPERATIONS, Stated, "tail_absent", "attach=-"),
@@ -436,7 +436,7 @@ pub const RULES: &[Rule] = &[
         "across_into_read_only",
         "open=ok map=OK map=OK dma=none|8.fff",
     ),
-    // Reports of what was refused.
+    // Reports of refused accesses.
     rule(
         FAULTS,
         Stated,
@@ -473,7 +473,7 @@ pub const RULES: &[Rule] = &[
         "reset_detaches",
         "open=ok map=OK dma=8.000 dma=none map=NOENT",
     ),
-    // Last, since a device may not come back from it.
+    // Last, since a device may hang in it.
     rule(
         MAP,
         Free,

@@ -1,18 +1,17 @@
-//! What the module has printed, and whether it is as a rule has it.
+//! Output of the module, and its comparison with the rules.
 //!
 //! A case's line is `iommu-cases: end NUMBER NAME STEP STEP …`, a step `NAME=VALUE`; see the
-//! module's README. A rule has the same steps with what may stand for each value, [`is_met`] says
-//! how.
+//! module's README. A rule has the same steps with a pattern for each value; see [`is_met`].
 
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// Before all lines of the module, behind the kernel's time.
+/// Prefix of all lines of the module, behind the kernel's time.
 const PREFIX: &str = "iommu-cases: ";
 
-/// What a device has done with a case instead of coming back from it.
+/// Result of a case in which the device hangs.
 pub const HANGS: &str = "hangs";
-/// What the module says of a case that cannot be had with this device.
+/// Result of a case that this device does not support.
 const NOT_APPLICABLE: &str = "n/a";
 
 /// Statuses by their names (§5.13.6).
@@ -31,18 +30,18 @@ const STATUSES: [(&str, u8); 9] = [
 /// Lines of one boot, or of several.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
-    /// What each case has said, by its name.
+    /// Steps that each case has printed, by its name.
     pub steps: BTreeMap<String, String>,
     /// Number and name of the case that was begun last and has not ended.
     pub unfinished: Option<(usize, String)>,
-    /// The list has come to its end.
+    /// Whether the list has come to its end.
     pub is_done: bool,
-    /// Lines of the module.
+    /// Number of lines of the module.
     pub lines: usize,
 }
 
 impl Seen {
-    /// From a console. A last line that is not all there does not count.
+    /// Parses a console. A last line that is incomplete does not count.
     pub fn of(console: &str) -> Self {
         let mut seen = Self::default();
         let whole = console.rfind('\n').map_or("", |end| &console[..end]);
@@ -70,7 +69,7 @@ impl Seen {
         }
     }
 
-    /// Adds what a later boot has shown.
+    /// Adds the output of a later boot.
     pub fn add(&mut self, later: Self) {
         self.steps.extend(later.steps);
         self.unfinished = later.unfinished;
@@ -79,14 +78,14 @@ impl Seen {
     }
 }
 
-/// How a case came out.
+/// Verdict on a case.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// As the rule has it.
+    /// As the rule expects.
     Passed,
-    /// The device has nothing to try it with.
+    /// The device does not support the case.
     NotApplicable,
-    /// So it was.
+    /// Not as the rule expects; these are the steps.
     Failed(String),
 }
 
@@ -100,7 +99,7 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// Holds the steps of a case against a rule's.
+/// Compares the steps of a case with a rule's.
 pub fn judge(expected: &str, steps: &str) -> Verdict {
     if steps == NOT_APPLICABLE {
         return Verdict::NotApplicable;
@@ -120,7 +119,7 @@ pub fn judge(expected: &str, steps: &str) -> Verdict {
     }
 }
 
-/// Whether a step's value is this:
+/// Returns whether a step's value matches a pattern:
 ///
 /// - of a request, `STATUS/LENGTH`: a status by its name, `refused` (any but OK), `any`, or `-`
 ///   (nothing was written, and the used length says so). A status that the used length leaves out
@@ -145,7 +144,7 @@ fn is_met(name: &str, may: &str, value: &str) -> bool {
     }
 }
 
-/// Whether a report, `FLAGS/ADDRESS` behind its reason, is as it may be.
+/// Returns whether a report, `FLAGS/ADDRESS` behind its reason, matches.
 fn is_report(may: &str, reason: &str, rest: &str) -> bool {
     const HAS_ADDRESS: u32 = 1 << 8;
     const KNOWN: u32 = HAS_ADDRESS | 3;
@@ -163,14 +162,14 @@ fn is_report(may: &str, reason: &str, rest: &str) -> bool {
     reason == may_reason && flags & !KNOWN == 0 && !may_address.is_some_and(is_elsewhere)
 }
 
-/// The same steps with statuses by their names, as rules have them.
+/// Returns the same steps with statuses by their names, as in rules.
 fn named(steps: &str) -> String {
     let name = |step: &str| {
         let (name, value) = step.split_once('=')?;
         let (status, len) = value.split_once('/').filter(|_| name != "fault")?;
         let status: u8 = status.parse().ok()?;
         let &(word, _) = STATUSES.iter().find(|&&(_, own)| own == status)?;
-        // The usual length of an answer goes without saying.
+        // The usual length of an answer is omitted.
         Some(match len {
             "4" => format!("{name}={word}"),
             len => format!("{name}={word}/{len}"),
@@ -255,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn what_failed_is_told_in_the_words_of_rules() {
+    fn failed_steps_are_reported_with_the_names_of_rules() {
         let Verdict::Failed(said) = judge("map=RANGE", "map=0/4 probe=0/516 dma=2.000 fault=2/0/0")
         else {
             panic!("it is not as expected");

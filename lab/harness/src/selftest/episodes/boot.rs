@@ -1,10 +1,9 @@
-//! One boot: its guest, and a daemon where one serves it, go through the episodes of a plan in step
-//! with the storage.
+//! One boot: its guest, and a daemon if one serves it, execute the episodes of a plan in step with
+//! the storage.
 //!
-//! Times are this machine's, and begin with the signal, or when the act was heard of on the guest's
-//! console; where the kernel holds the I/O, when the command that releases the storage has come
-//! back. Emulation is slow, so a bound lasts as many times longer as the machine is busy
-//! ([`lab::patience`]).
+//! Times are measured on this machine. They begin with the signal, or when the act appears on the
+//! guest's console; where the kernel holds the I/O, when the command that releases the storage has
+//! returned. Emulation is slow, so a bound is stretched by the machine's load ([`lab::patience`]).
 
 use std::fmt;
 use std::thread::sleep;
@@ -21,24 +20,23 @@ use crate::system::daemon::{Daemon, DaemonPlan};
 use crate::system::guest::{Guest, Mode, Outcome, RunningGuest};
 use crate::system::host::Host;
 
-/// What may pass from the moment at which the storage lets something end until it has ended.
+/// Longest time from the moment at which the storage permits an end until that end.
 pub const BOUND: Duration = Duration::from_secs(5);
-/// Two signals this far apart are two requests.
+/// Delay between two signals that counts as two requests.
 const APART: Duration = Duration::from_millis(300);
-/// Storage that is waited for longer than this is named.
+/// Duration of a wait for storage after which the process must report it.
 const NAMED: Duration = Duration::from_secs(3);
-/// How long a request is waited for that meets storage which holds it, and how often that is looked
-/// at.
+/// Time limit for a request to reach storage that holds it, and the period of the checks.
 const MET: Duration = Duration::from_secs(5);
 const LOOK: Duration = Duration::from_millis(100);
-/// For a start, and for each episode: what a guest that hangs is ended after.
+/// Time after which a guest that hangs is killed: for its start, and for each episode.
 const START: Duration = Duration::from_secs(90);
 const EACH: Duration = Duration::from_secs(45);
 /// The disk with the writers' log.
 const LOG: &str = "episodes.log";
 const DISKS: &str = "/dev/vda,/dev/vdb";
 
-/// Goes through it; answers what was seen.
+/// Executes a plan. Returns a summary.
 pub fn run(plan: &Plan, host: &Host) -> Result<String> {
     let Some(disk) = Disk::make(host, plan)? else {
         return Ok("skipped: device-mapper takes privileges on this host".into());
@@ -56,15 +54,15 @@ pub fn run(plan: &Plan, host: &Host) -> Result<String> {
     Ok(format!("{writes} writes, {seen}"))
 }
 
-/// What a reader wants to know of it.
+/// Summary of a boot for a reader.
 #[derive(Default)]
 struct Seen {
-    /// What took longest to end, and how long.
+    /// Longest time that an end took, and its name.
     longest: Duration,
     what: String,
-    /// Requests that failed, as the guest counts.
+    /// Requests that failed, by the guest's count.
     failed: u64,
-    /// Those that the kernel held when something was done, as far as io_uring tells.
+    /// Requests that the kernel held when the action began, as far as io_uring tells.
     held: u32,
 }
 
@@ -87,12 +85,12 @@ struct Boot<'a> {
     serve: Option<DaemonPlan>,
     daemon: Option<Daemon<'a>>,
     guest: Option<RunningGuest<'a>>,
-    /// A request has failed, so flushes may from here on.
+    /// Whether a request has failed, so that flushes may fail from here on.
     has_failed: bool,
     seen: Seen,
 }
 
-/// What an episode's process left: the guest's, or a daemon's.
+/// Result of an episode's process: the guest's, or a daemon's.
 enum Ended {
     Guest(Outcome),
     Daemon(Output),
@@ -118,7 +116,7 @@ impl<'a> Boot<'a> {
     fn start(plan: &'a Plan, host: &'a Host, disk: Disk<'a>) -> Result<Self> {
         let limit = START + EACH * EPISODES as u32;
         let log = format!("path={}", host.path(LOG));
-        // The console is the program's alone.
+        // The console belongs to the program alone.
         let script = format!(
             "dmesg -n 1 && workload episodes {DISKS} --seed {}",
             plan.seed
@@ -203,7 +201,7 @@ impl<'a> Boot<'a> {
                 self.disk.mend(fault)?;
             }
             Action::Pause => {
-                // What ends meanwhile is found afterwards.
+                // An end in this time is found afterwards.
                 self.signal(libc::SIGSTOP)?;
                 sleep(episode.until_good / 2);
                 self.disk.mend(fault)?;
@@ -226,8 +224,8 @@ impl<'a> Boot<'a> {
         Ok(())
     }
 
-    /// Requests that the kernel holds: not before there is one, if one comes. Where threads of the
-    /// process wait, nobody sees it.
+    /// Returns the number of requests that the kernel holds; waits for one, up to [`MET`]. Where
+    /// threads of the process wait, they are not visible.
     fn held(&self, fault: Fault) -> Result<u32> {
         let start = Instant::now();
         loop {
@@ -247,14 +245,14 @@ impl<'a> Boot<'a> {
             self.has_failed = true;
             return "anything";
         }
-        // A flush that failed fails for good.
+        // After a failed flush, all later ones fail.
         match self.has_failed {
             true => "flushes",
             false => "nothing",
         }
     }
 
-    /// What the guest does to its disk.
+    /// Executes the action on the guest's disk.
     fn act(&mut self, number: usize, episode: &Episode) -> Result<()> {
         let act = match episode.action {
             Action::Reset => "reset",
@@ -278,8 +276,8 @@ impl<'a> Boot<'a> {
         Ok(())
     }
 
-    /// The process that does the I/O ends, or the guest; a daemon has a successor.
-    /// `has_requests`: the kernel is known to hold some.
+    /// Ends the process that does the I/O, or the guest; a daemon gets a successor. `has_requests`:
+    /// the kernel is known to hold some.
     fn end(&mut self, number: usize, episode: &Episode, has_requests: bool) -> Result<()> {
         let Episode { fault, action, .. } = *episode;
         let holds = fault.keeps_waiting();
@@ -307,7 +305,7 @@ impl<'a> Boot<'a> {
             }
         };
         let mut free = Instant::now();
-        // One that was killed has a successor at once, which waits for the image.
+        // A daemon that was killed has a successor at once, which waits for the image.
         let mut successor = None;
         if holds {
             if action == Action::Kill {
@@ -342,7 +340,7 @@ impl<'a> Boot<'a> {
         Ok(())
     }
 
-    /// Another daemon, where one serves.
+    /// Starts another daemon, if one serves.
     fn successor(&self) -> Result<Option<Daemon<'a>>> {
         let serve = self.serve.as_ref();
         serve.map(|serve| serve.start_again(self.host)).transpose()
@@ -352,14 +350,14 @@ impl<'a> Boot<'a> {
         self.guest.as_mut().context("the guest is gone")
     }
 
-    /// Types a line, and waits for the one that begins so.
+    /// Types a line, and waits for the answer that begins with `word`.
     fn tell(&mut self, number: usize, line: &str, word: &str) -> Result<String> {
         let guest = self.guest()?;
         guest.type_in(&format!("{line}\n"))?;
         guest.wait_for_line(&format!("episode {number} {word}"))
     }
 
-    /// To the process that does the I/O.
+    /// Sends a signal to the process that does the I/O.
     fn signal(&mut self, signal: i32) -> Result<()> {
         match &self.daemon {
             Some(daemon) => daemon.signal(signal),
@@ -367,7 +365,8 @@ impl<'a> Boot<'a> {
         }
     }
 
-    /// Of the process that does the I/O: one that does not end within [`BOUND`] is killed.
+    /// Waits for the end of the process that does the I/O; it is killed if it does not end within
+    /// [`BOUND`].
     fn end_of_process(&mut self) -> Result<Ended> {
         match self.daemon.take() {
             Some(mut daemon) => {
@@ -378,7 +377,7 @@ impl<'a> Boot<'a> {
         }
     }
 
-    /// Of the guest's own process; what its writers met has been said.
+    /// Waits for the end of the guest's own process; fails if its writers reported an error.
     fn end_of_guest(&mut self, limit: Duration) -> Result<Ended> {
         let mut guest = self.guest.take().context("the guest is gone")?;
         guest.set_limit(limit);
@@ -391,7 +390,7 @@ impl<'a> Boot<'a> {
         Ok(Ended::Guest(outcome))
     }
 
-    /// What took so long, `since` it could end.
+    /// Notes the duration of `what`, `since` it could end, and checks it against the bound.
     fn took(&mut self, what: &str, since: Instant) -> Result<()> {
         let took = since.elapsed();
         let bound = BOUND.mul_f64(patience::stretch());
@@ -407,7 +406,7 @@ impl<'a> Boot<'a> {
         Ok(())
     }
 
-    /// Ends what is left, for an error.
+    /// Ends the remaining processes, for an error.
     fn last_words(&mut self) -> String {
         let mut words = String::new();
         // The storage may be held: nothing would end.

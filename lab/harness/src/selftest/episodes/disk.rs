@@ -10,12 +10,12 @@ use crate::system::host::Host;
 use crate::system::storage::{Behaviour, Storage};
 use crate::system::tools::{text, tool};
 
-/// Bytes of the guest's disk: more than is used.
+/// Bytes of the guest's disk: more than are used.
 const BYTES: usize = 2 * BLOCKS as usize * BLOCK;
 const RAW: &str = "disk.raw";
 const QCOW2: &str = "disk.qcow2";
 
-/// A disk.
+/// A disk of a boot.
 pub struct Disk<'a> {
     image: Image,
     sector: u32,
@@ -24,7 +24,7 @@ pub struct Disk<'a> {
 }
 
 impl<'a> Disk<'a> {
-    /// A disk of zeroes; none natively.
+    /// Creates a disk of zeroes; none natively.
     pub fn make(host: &'a Host, plan: &Plan) -> Result<Option<Self>> {
         let is_device = matches!(plan.image, Image::Device(_));
         let bytes = match is_device {
@@ -51,7 +51,7 @@ impl<'a> Disk<'a> {
         }))
     }
 
-    /// What `--disk` and `--block` say of it.
+    /// Returns its options of `--disk` and `--block`.
     pub fn option(&self) -> String {
         let on_file_system = |name| {
             let place = self.file_system.as_ref();
@@ -68,7 +68,7 @@ impl<'a> Disk<'a> {
         }
     }
 
-    /// The fault begins.
+    /// Starts the fault.
     pub fn misbehave(&mut self, fault: Fault) -> Result<()> {
         match fault {
             Fault::Nothing => Ok(()),
@@ -80,7 +80,7 @@ impl<'a> Disk<'a> {
         }
     }
 
-    /// It is over.
+    /// Ends the fault.
     pub fn mend(&mut self, fault: Fault) -> Result<()> {
         match fault {
             Fault::Nothing => Ok(()),
@@ -96,12 +96,14 @@ impl<'a> Disk<'a> {
         self.file_system.as_ref().map_or(Ok(()), what)
     }
 
-    /// Operations of the processes that the kernel has not finished, as far as io_uring tells.
+    /// Returns the number of operations of the processes that the kernel has not finished, as far
+    /// as io_uring tells.
     pub fn operations_in_kernel(&self) -> Result<u32> {
         self.storage.operations_in_kernel()
     }
 
-    /// What the guest would read, once nobody has it open. A qcow2 image is whole as well.
+    /// Returns the content that the guest would read, once no process has it open. Checks that a
+    /// qcow2 image is whole, too.
     pub fn content(&self) -> Result<Vec<u8>> {
         let Some(place) = &self.file_system else {
             return self.storage.content();
@@ -112,7 +114,7 @@ impl<'a> Disk<'a> {
         let dir = tempfile::tempdir().context("making a directory for an image")?;
         let (image, raw) = (dir.path().join(QCOW2), dir.path().join(RAW));
         std::fs::write(&image, place.get(QCOW2)?).context("writing an image")?;
-        // Leaks of clusters are not errors: a process that was killed may leave them.
+        // Leaked clusters are no errors: a process that was killed may leave them.
         let checked = tool("qemu-img", &["check", text(&image)?]);
         if let Err(error) = checked {
             ensure!(
@@ -127,7 +129,7 @@ impl<'a> Disk<'a> {
         std::fs::read(raw).context("reading an image")
     }
 
-    /// Takes it apart.
+    /// Removes it.
     pub fn remove(self) -> Result<()> {
         if let Some(place) = self.file_system {
             place.unmount()?;
@@ -136,12 +138,12 @@ impl<'a> Disk<'a> {
     }
 }
 
-/// Whether `qemu-img check` found nothing worse than clusters that nobody refers to.
+/// Returns whether `qemu-img check` found nothing worse than clusters without a reference.
 fn is_only_leaks(said: &str) -> bool {
     said.contains("leaked clusters were found") && !said.contains("errors were found")
 }
 
-/// An empty image. Clusters are small, so that many writes need a new one.
+/// Creates an empty image. Its clusters are small, so that many writes need a new one.
 fn new_qcow2() -> Result<Vec<u8>> {
     let dir = tempfile::tempdir().context("making a directory for an image")?;
     let image = dir.path().join(QCOW2);

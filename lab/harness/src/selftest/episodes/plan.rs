@@ -1,4 +1,4 @@
-//! What a boot of a guest goes through, drawn from its seed.
+//! Plan of a guest's boot and its episodes, drawn from its seed.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,10 +9,10 @@ use workload::pattern::Random;
 use crate::system::guest::Mode;
 use crate::system::storage::Make;
 
-/// Episodes of a boot at most.
+/// Largest number of episodes of a boot.
 pub const EPISODES: usize = 4;
 
-/// Who does the guest's I/O.
+/// Process that does the guest's I/O.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Server {
     /// `exitless run`, with its registers in this mode.
@@ -21,7 +21,7 @@ pub enum Server {
     Serve,
 }
 
-/// What the disk is in.
+/// Image of the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Image {
     /// The device itself.
@@ -32,41 +32,41 @@ pub enum Image {
     Qcow2,
 }
 
-/// How a raw image is reached.
+/// Access to a raw image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cache {
     Buffered,
     Direct,
 }
 
-/// What the storage does.
+/// Fault of the storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     Nothing,
-    /// The kernel holds what comes.
+    /// The kernel holds requests.
     Holds,
     /// Every request takes so many milliseconds.
     Slow(u32),
     /// Writes and flushes fail (EIO).
     FailsWrites,
-    /// So does everything.
+    /// All requests fail (EIO).
     FailsAll,
-    /// The file system has no room (ENOSPC).
+    /// The file system is full (ENOSPC).
     Full,
 }
 
 impl Fault {
-    /// Whether an end waits for the storage, and its bound begins when that is good again.
+    /// Returns whether an end waits for the storage, so that its bound begins when the fault ends.
     pub fn keeps_waiting(self) -> bool {
         matches!(self, Self::Holds | Self::Slow(_))
     }
 }
 
-/// What is done meanwhile, to the guest's disk or to the process that does its I/O.
+/// Action during the fault, on the guest's disk or on the process that does its I/O.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     Nothing,
-    /// The guest takes Bus Master away and gives it back.
+    /// The guest clears Bus Master and sets it again.
     BusMaster,
     /// It resets the disk, with requests in flight.
     Reset,
@@ -74,7 +74,7 @@ pub enum Action {
     Pause,
     /// SIGTERM.
     Term,
-    /// SIGTERM, and once more.
+    /// SIGTERM, twice.
     TermTwice,
     /// SIGKILL.
     Kill,
@@ -83,7 +83,7 @@ pub enum Action {
 }
 
 impl Action {
-    /// Whether the guest is gone afterwards. A daemon that has gone has a successor.
+    /// Returns whether the guest ends with it. A daemon that ends has a successor.
     pub fn ends_guest(self, server: Server) -> bool {
         match self {
             Self::Nothing | Self::BusMaster | Self::Reset | Self::Pause => false,
@@ -98,11 +98,11 @@ impl Action {
 pub struct Episode {
     pub fault: Fault,
     pub action: Action,
-    /// From the first writes to the fault.
+    /// Time from the first writes to the fault.
     pub until_fault: Duration,
-    /// From the fault to the action.
+    /// Time from the fault to the action.
     pub until_action: Duration,
-    /// From the action until the storage is good again.
+    /// Time from the action to the end of the fault.
     pub until_good: Duration,
 }
 
@@ -118,7 +118,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// The boot of this seed.
+    /// Draws the boot of this seed.
     pub fn new(seed: u64) -> Self {
         let mut draw = Draw(Random::new(seed));
         let server = match draw.below(3) {
@@ -155,7 +155,7 @@ impl Plan {
         plan
     }
 
-    /// What was met, for counting.
+    /// Returns the names of its parts, for counting.
     pub fn parts(&self) -> Vec<String> {
         let server = match self.server {
             Server::Run(mode) => format!("run {}", mode.name()),
@@ -185,7 +185,7 @@ impl fmt::Display for Plan {
     }
 }
 
-/// Boots from the seed `first` on, that have `count` episodes together, or a few more.
+/// Returns boots from the seed `first` on, that have `count` episodes together, or a few more.
 pub fn plans(first: u64, count: usize) -> Vec<Plan> {
     let mut left = count;
     let boots = (first..).map(Plan::new).take_while(|plan| {
@@ -196,7 +196,7 @@ pub fn plans(first: u64, count: usize) -> Vec<Plan> {
     boots.collect()
 }
 
-/// How often each part is met in the episodes of `plans`, for a reader.
+/// Renders the frequency of each part in the episodes of `plans`, for a reader.
 pub fn tally(plans: &[Plan]) -> String {
     let mut met = BTreeMap::<String, usize>::new();
     for plan in plans {
@@ -204,7 +204,7 @@ pub fn tally(plans: &[Plan]) -> String {
             *met.entry(part).or_default() += plan.episodes.len();
         }
         for Episode { fault, action, .. } in &plan.episodes {
-            // As long as it may be.
+            // The largest duration is all that is counted.
             let fault = match fault {
                 Fault::Slow(_) => "Slow".into(),
                 fault => format!("{fault:?}"),
@@ -243,9 +243,9 @@ impl Draw {
     fn episode(&mut self, image: Image) -> Episode {
         let slow = Fault::Slow(u32::try_from(50 + self.below(250)).expect("below 300"));
         let more: &[Fault] = match image {
-            // A page cache that cannot be written back forgets what it was given, and says so at
-            // the next flush: what a guest was told is written may be lost then. ext4 whose journal
-            // fails takes no more writes.
+            // If the page cache cannot be written back, its data are dropped, and the next flush
+            // fails: a write that a guest has been acknowledged may be lost then. ext4 accepts no
+            // more writes once its journal has failed.
             Image::Device(Cache::Direct) => &[Fault::FailsWrites, Fault::FailsAll],
             Image::Device(Cache::Buffered) => &[],
             Image::File(_) | Image::Qcow2 => &[Fault::Full, Fault::Full],

@@ -1,4 +1,4 @@
-//! The virtual machine of the soak: built, run under [`Watchdog`](super::watch), wound down.
+//! The virtual machine of the soak: built, run under [`Watchdog`](super::watch), stopped.
 //!
 //! 2 MiB of RAM, one vCPU without a local APIC, the VT-d unit with its queue on, and its owner
 //! under a sidecore that goes to sleep at every idle sweep.
@@ -34,7 +34,7 @@ use super::unit::{Owner, Request, SoakUnit};
 use super::watch::{Outcome, watch};
 use super::{PayloadReport, Unsupported, program};
 
-/// What the unit has counted.
+/// Counts of the unit and its register page.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counts {
     pub waits: u64,
@@ -43,7 +43,7 @@ pub struct Counts {
     pub logged_writes: u64,
 }
 
-/// To be asked of the owner.
+/// Returns the counts; must be called on the owner.
 pub fn counts(owner: &mut Owner) -> Counts {
     let Some(SoakUnit::Vtd(port)) = owner.unit(0) else {
         return Counts::default();
@@ -93,7 +93,7 @@ struct Built<P: Poller<Message = Request>> {
     core: Sidecore<P>,
 }
 
-/// Runs the soak. `wrap` makes the sidecore's poller out of the owner: tests put a defect there.
+/// Runs the soak. `wrap` makes the sidecore's poller from the owner: tests insert a defect there.
 pub fn soak<P>(
     mode: RegisterMode,
     sleeps: u64,
@@ -220,7 +220,7 @@ fn create_vcpu(kvm: &Kvm, vm: &Arc<Vm>) -> Result<Vcpu> {
     Ok(vcpu)
 }
 
-/// A unit whose queue is on, as Linux leaves it; translation stays off.
+/// Creates a unit whose queue is on, as Linux leaves it; translation stays off.
 fn unit(ram: &GuestRam) -> Result<Unit> {
     struct Nowhere;
     impl Sink for Nowhere {
@@ -238,7 +238,7 @@ fn unit(ram: &GuestRam) -> Result<Unit> {
     Ok(unit)
 }
 
-/// Where the program stores when it is done.
+/// Device at the address where the program stores when it is done.
 struct Done(Arc<Control>);
 
 impl BusDevice for Done {
@@ -252,7 +252,7 @@ impl BusDevice for Done {
     }
 }
 
-/// What is left when everything has stopped.
+/// Counts after everything has stopped.
 struct Ended {
     counts: Counts,
     stats: Stats,
@@ -279,10 +279,10 @@ fn wind_down<P: Poller<Message = Request>>(
     }
     let stats = core.stats();
     let counts = core.handle(0).call(|reply| Request::ask(reply, counts));
-    // Nothing happens if it has ended; an unfinished guest is brought out of its loop.
+    // Has no effect if it has ended; an unfinished guest leaves its loop.
     control.end(End::Quit);
-    // First the sidecore, for a vCPU may wait for its answer; its owner is kept until the vCPU has
-    // stopped.
+    // The sidecore first, since a vCPU may wait for its answer; its owner is kept until the vCPU
+    // has stopped.
     let owners = core.stop();
     let joined = thread.join();
     drop(owners);

@@ -1,18 +1,18 @@
-//! The forced-sleep soak: a sidecore that sleeps whenever it can, and a guest that nobody but its
-//! own store to a register can help.
+//! The forced-sleep soak: a sidecore that sleeps whenever it can, and a guest that goes on only if
+//! its own store to a register has woken the sidecore.
 //!
 //! Register pages have no eventfd, so a sleeping owner is woken by *arming* them, in `shared` by
-//! write protection and in `logged` by taking the log away. A wake-up lost there hangs Linux for
-//! ever: it spins on the status word with interrupts off. This soak plays that driver in 64-bit
-//! user mode, which every `/dev/kvm` runs, software KVM too, at full speed.
+//! write protection and in `logged` by removing the log. A lost wake-up hangs Linux for ever: it
+//! spins on the status word with interrupts off. This soak acts as that driver in 64-bit user mode,
+//! which every `/dev/kvm` runs, software KVM too, at full speed.
 //!
 //! * `program`: the guest, about thirty instructions.
-//! * `machine`: the virtual machine around it, out of the parts that `exitless run` is made of: the
-//!   unit behind its front end, the owner, a sidecore with `force_sleep_every(1)`, the vCPU loop.
-//! * `watch`: waits for enough sleeps, and tells a lost wake-up from a slow host.
+//! * `machine`: the virtual machine around it, made of the parts of `exitless run`: the unit behind
+//!   its front end, the owner, a sidecore with `force_sleep_every(1)`, the vCPU loop.
+//! * `watch`: waits for enough sleeps, and distinguishes a lost wake-up from a slow host.
 //!
-//! Stores meet the owner asleep, falling asleep (the last look must find them) and awake, since the
-//! program waits a random time between submissions. What is counted: each in its column of
+//! Stores find the owner asleep, falling asleep (its last poll must find them) and awake, since the
+//! program waits a random time between submissions. Each of these is counted in its column of
 //! [`PayloadReport`].
 //!
 //! Called by `exitless-lab payload`, `exitless-lab selftest --soak` and by this module's tests.
@@ -47,21 +47,21 @@ pub enum RegisterMode {
     Shared,
 }
 
-/// Without progress for this long, a wake-up counts as lost.
+/// Time without progress after which a wake-up counts as lost.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What a soak found.
+/// Result of a soak.
 #[derive(Clone, Debug, Serialize)]
 pub struct PayloadReport {
     /// `trap`, `logged` or `shared`.
     pub mode: String,
     /// Queue submissions completed: an IOTLB flush and a WAIT each.
     pub iterations: u64,
-    /// Times the sidecore was asleep.
+    /// Times that the sidecore was asleep.
     pub sleeps: u64,
-    /// Times it was about to sleep and the last look, after arming, found a store.
+    /// Times that it was about to sleep and its last poll, after arming, found a store.
     pub sleeps_refused: u64,
-    /// What falling asleep and waking up took on average, without the sleep, in microseconds.
+    /// Average time of falling asleep and waking up, without the sleep, in microseconds.
     pub arming_us: f64,
     /// Wakes by the register page's descriptor.
     pub wakes_fd: u64,
@@ -73,15 +73,15 @@ pub struct PayloadReport {
     pub logged: u64,
     /// Stores that exited to user space.
     pub traps: u64,
-    /// Wake-ups lost: 0, or 1 and the soak ended there.
+    /// Wake-ups lost: 0, or 1 if the soak ended with it.
     pub lost: u64,
     /// Wall-clock time, in seconds.
     pub seconds: f64,
-    /// For information: submissions per second, waits between them included.
+    /// Submissions per second, waits between them included; for information.
     pub iterations_per_s: f64,
-    /// The host has neither vmx nor svm: KVM in software.
+    /// Whether KVM is implemented in software: the host has neither vmx nor svm.
     pub is_software_kvm: bool,
-    /// The state in which a wake-up was lost.
+    /// State in which a wake-up was lost.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dump: Option<String>,
 }
@@ -113,7 +113,7 @@ impl fmt::Display for PayloadReport {
     }
 }
 
-/// Why a mode cannot be soaked on this host.
+/// Reason why a mode cannot be soaked on this host.
 #[derive(Debug, thiserror::Error)]
 pub enum Unsupported {
     /// No KVM, no permission, or a capability is absent.
@@ -124,7 +124,7 @@ pub enum Unsupported {
     Userfaultfd(#[source] std::io::Error),
 }
 
-/// Whether this host can soak `mode`.
+/// Checks that this host can soak `mode`.
 pub fn supported(mode: RegisterMode) -> Result<(), Unsupported> {
     machine::supported(mode)
 }
@@ -132,8 +132,8 @@ pub fn supported(mode: RegisterMode) -> Result<(), Unsupported> {
 /// Submits until the sidecore has slept `sleeps` times, or a wake-up is lost.
 ///
 /// # Errors
-/// [`Unsupported`], a host that refuses something, a guest that crashes, or a unit that has not
-/// done exactly what was submitted. A lost wake-up is no error: it is in the report.
+/// [`Unsupported`], a host that refuses a call, a guest that crashes, or a unit that has not done
+/// exactly the submitted work. A lost wake-up is no error: it is in the report.
 pub fn run(mode: RegisterMode, sleeps: u64) -> Result<PayloadReport> {
     machine::soak(mode, sleeps, PATIENCE, |owner| owner)
 }
@@ -154,7 +154,7 @@ pub struct PayloadArgs {
     json: bool,
 }
 
-/// Runs `exitless-lab payload`: 0 when no wake-up was lost, 1 otherwise.
+/// Runs `exitless-lab payload`: 0 if no wake-up was lost, 1 otherwise.
 pub fn main(args: &PayloadArgs) -> Result<u8> {
     let modes = match &args.mode {
         Some(mode) => std::slice::from_ref(mode),

@@ -1,15 +1,15 @@
-//! The guest of the soak: a queue submission in a loop, in 64-bit user mode, and the memory it runs
-//! in.
+//! The guest of the soak, a queue submission in a loop in 64-bit user mode, and its memory.
 //!
 //! ```text
 //! next:   counter += 1
-//!         queue[tail] = IOTLB invalidate, global     the two descriptors Linux's qi_submit_sync writes
-//!         queue[tail + 16] = WAIT, status data = counter
+//!         queue[tail] = IOTLB invalidate, global     the two descriptors Linux's qi_submit_sync
+//!         queue[tail + 16] = WAIT, status = counter  writes
 //!         tail = (tail + 32) mod 4096
-//!         IQT = tail                                 one 32-bit store: the wake-up that must not be lost
+//!         IQT = tail                                 one 32-bit store: the wake-up to be tested
 //!         until status = counter: PAUSE              no timeout, as in Linux
-//!         STOP set? store the counter at DONE, an address nobody decodes but the host
-//!         15 times in 16: FLOOR + 0 … SPAN pauses    so that some stores meet a sleeper, some its falling asleep
+//!         STOP set? store the counter at DONE        an address that only the host decodes
+//!         15 times in 16: FLOOR + 0 … SPAN pauses    so that stores come before, while and after
+//!                                                    the sidecore falls asleep
 //! ```
 //! Everything is mapped one to one, for user mode. Like a driver's `ioremap`, the register page is
 //! uncached. There is no stack, no interrupt table and no segment but the processor's cached ones:
@@ -18,8 +18,7 @@
 //! Layouts: Intel SDM volume 3 §4.5 (page tables), §8.7 (task state); VT-d specification §6.5.2
 //! (descriptors).
 //!
-//! UNSAFETY: the program's bytes are taken from this binary by the two symbols around them; a loop
-//! of PAUSEs.
+//! UNSAFETY: the program's bytes are read from this binary between two symbols; a loop of PAUSEs.
 
 use std::arch::{asm, global_asm};
 use std::slice;
@@ -35,7 +34,7 @@ use platform::layout;
 pub const RAM_SIZE: u64 = 2 << 20;
 /// The invalidation queue: one page, 256 descriptors.
 pub const QUEUE: u64 = 0x2_0000;
-/// Where WAIT descriptors write the counter, 32 bits.
+/// Address that WAIT descriptors write the counter to, 32 bits.
 pub const STATUS: u64 = 0x2_1000;
 /// Three words of 32 bits from the host: STOP (not zero: end after the present submission), FLOOR
 /// and SPAN in PAUSEs.
@@ -57,8 +56,8 @@ const USER: u64 = 1 << 2;
 const UNCACHED: u64 = 0b11 << 3;
 const LARGE: u64 = 1 << 7;
 
-// rcx counter, rdx tail, rdi queue, rsi address of IQT, rbx address of the status word (also what
-// descriptors say), rbp CONTROL, r8 DONE, r10 state of the random numbers; rax, r9 scratch.
+// rcx counter, rdx tail, rdi queue, rsi address of IQT, rbx address of the status word (also in the
+// descriptors), rbp CONTROL, r8 DONE, r10 state of the random numbers; rax, r9 scratch.
 global_asm!(
     ".pushsection .rodata.exitless_soak, \"a\", @progbits",
     ".globl exitless_soak_start",
@@ -85,7 +84,7 @@ global_asm!(
     "cmp dword ptr [rbp], 0",
     "jne 5f",
     // A linear congruential generator (Numerical Recipes' constants): four bits decide whether to
-    // wait at all, the high half times SPAN over 65536 how long.
+    // wait at all, the high half times SPAN over 65536 is the length.
     "imul r10d, r10d, 1664525",
     "add r10d, 1013904223",
     "test r10d, 0xf000",
@@ -124,7 +123,7 @@ fn code() -> &'static [u8] {
     unsafe { slice::from_raw_parts(start, end.addr() - start.addr()) }
 }
 
-/// Puts program, page tables and segments into RAM.
+/// Stores program, page tables and segments in RAM.
 pub fn load(ram: &impl PhysMem) -> Result<()> {
     write(ram, CODE, code())?;
     let word = |at: u64, value: u64| write(ram, at, &value.to_le_bytes());
@@ -138,7 +137,7 @@ pub fn load(ram: &impl PhysMem) -> Result<()> {
     for page in [layout::VTD, DONE] {
         word(table(4) + 8 * (page >> 12 & 0x1ff), page | link | UNCACHED)?;
     }
-    // The segments that the processor has cached, in case it (or KVM) looks at the table.
+    // The segments that the processor has cached, in case it (or KVM) reads the table.
     for (index, descriptor) in [
         (SELECTOR_CODE, 0x00af_fb00_0000_ffff_u64),
         (SELECTOR_DATA, 0x00cf_f300_0000_ffff),
@@ -149,12 +148,12 @@ pub fn load(ram: &impl PhysMem) -> Result<()> {
     Ok(())
 }
 
-/// Stores of the host into the guest's RAM.
+/// Stores bytes from the host in the guest's RAM.
 fn write(ram: &impl PhysMem, at: u64, bytes: &[u8]) -> Result<()> {
     ready(ram.write(Gpa::new(at), bytes))
 }
 
-/// The present counter: what the last WAIT wrote.
+/// Returns the present counter: the value that the last WAIT wrote.
 pub fn counter(ram: &impl PhysMem) -> Result<u32> {
     let mut bytes = [0; 4];
     ready(ram.read(Gpa::new(STATUS), &mut bytes))?;
@@ -166,16 +165,16 @@ pub fn stop(ram: &impl PhysMem) -> Result<()> {
     ready(ram.store_u32_release(Gpa::new(CONTROL), 1))
 }
 
-/// How long the program waits between two submissions: `floor` to `floor + span` PAUSEs.
+/// Sets the program's delay between two submissions: `floor` to `floor + span` PAUSEs.
 pub fn set_delay(ram: &impl PhysMem, floor: u32, span: u32) -> Result<()> {
     ready(ram.store_u32_release(Gpa::new(CONTROL + 4), floor))?;
     ready(ram.store_u32_release(Gpa::new(CONTROL + 8), span))
 }
 
-/// The program's waiting loop on the host, for `pauses` (at least 1) PAUSEs. In assembler there as
-/// here, so that a debug build takes the same time.
+/// Executes the program's waiting loop on the host, for `pauses` (at least 1) PAUSEs. In assembler
+/// there as here, so that a debug build takes the same time.
 pub fn pause(pauses: u32) {
-    // SAFETY: changes a register given to it, and flags; ends when the register has come to 0.
+    // SAFETY: changes its own register, and flags; ends when the register is 0.
     unsafe {
         asm!(
             "2:",
@@ -198,7 +197,8 @@ const SELECTOR_DATA: u16 = 0x2b;
 const SELECTOR_CODE: u16 = 0x33;
 const SELECTOR_TASK: u16 = 0x40;
 
-/// 64-bit user mode on the page tables of [`load`]; the rest of `sregs` stays as it is after reset.
+/// Sets up 64-bit user mode on the page tables of [`load`]; the rest of `sregs` keeps its reset
+/// value.
 pub fn special(sregs: &mut kvm_sregs) {
     const CR0_PE_MP_ET_NE_WP_AM_PG: u64 = 0x8005_0033;
     const CR4_PAE: u64 = 1 << 5;
@@ -237,7 +237,7 @@ pub fn special(sregs: &mut kvm_sregs) {
     sregs.efer = EFER_LME_LMA;
 }
 
-/// The program's start.
+/// Returns the registers at the program's start.
 pub fn registers() -> kvm_regs {
     kvm_regs {
         rip: CODE,

@@ -1,5 +1,5 @@
-//! Short soaks, and soaks with a defect that must be noticed. They skip with a reason where KVM is
-//! missing.
+//! Short soaks, and soaks with a defect that must be detected. They are skipped with a reason where
+//! KVM is missing.
 
 use std::time::Duration;
 
@@ -11,8 +11,8 @@ use super::unit::{Owner, Request};
 use super::{PayloadReport, run, supported};
 
 const SLEEPS: u64 = 2000;
-/// Taking the log away waits for a grace period of the host's kernel: 7 to 12 ms each, measured on
-/// software KVM.
+/// Few: removing the log waits for a grace period of the host's kernel, 7 to 12 ms each, measured
+/// on software KVM.
 const LOGGED_SLEEPS: u64 = 300;
 
 fn can(mode: RegisterMode) -> bool {
@@ -59,8 +59,7 @@ fn no_wake_up_is_lost_in_shared_mode() {
         assert_eq!((report.traps, report.logged), (0, 0), "{report}");
         assert!(report.wakes_fd > 0, "{report}");
         assert!(report.gate_faults >= report.wakes_fd, "{report}");
-        // A store that had to wait gets through: it is not stopped again by the next sleep, and the
-        // next.
+        // A store that had to wait completes: the next sleeps do not stop it again.
         assert!(report.gate_faults < 4 * report.iterations, "{report}");
     }
 }

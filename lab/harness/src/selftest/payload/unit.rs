@@ -17,5 +17,5 @@ units! {
 /// Owner of the unit alone.
 pub type Owner = machine::Owner<SoakUnit, NoFunction, GuestRam>;
 
-/// Request of another thread to it.
+/// Request of another thread to the owner.
 pub type Request = machine::Request<Owner>;

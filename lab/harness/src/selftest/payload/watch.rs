@@ -1,17 +1,18 @@
-//! Waits until the sidecore has slept often enough, and notices when nothing goes on.
+//! Watchdog of the soak: waits until the sidecore has slept often enough, and detects missing
+//! progress.
 //!
-//! Runs on the caller's thread and looks at what other threads write anyway: the program's status
-//! word and the sidecore's statistics. Looking disturbs nobody, and wakes nobody, until something
-//! is wrong. Then the sidecore is given a message, which wakes it whatever it missed: if the
-//! program goes on, a wake-up had been lost; if it does not, the work itself was.
+//! It runs on the caller's thread and reads data that other threads write anyway: the program's
+//! status word and the sidecore's statistics. Reading them disturbs and wakes no thread. Only when
+//! progress is missing does it send the sidecore a message, which wakes it in any case: if the
+//! program then goes on, a wake-up had been lost; if it does not, the work itself was.
 //!
-//! Nothing goes on where nothing has changed over so many looks as the patience has room for, and
-//! not over so much time: a machine that stands still for a while, as one under a hypervisor does,
-//! stops this thread with all others, and then the vCPU may be the last of them to go on.
+//! Progress is missing if nothing has changed over as many samples as fit the patience, not over
+//! that time: a machine that is paused for a while, for instance by a hypervisor, stops this thread
+//! with all others, and the vCPU may be the last of them to go on.
 //!
-//! Meanwhile it keeps the program's waits about as long as falling asleep takes here (microseconds,
-//! or 10 ms where KVM waits for a grace period), so that most stores come just before or after the
-//! sidecore is asleep.
+//! Meanwhile it keeps the program's delays about as long as falling asleep takes here
+//! (microseconds, or 10 ms where KVM waits for a grace period), so that most stores come just
+//! before or after the sidecore falls asleep.
 
 use std::fmt::Write as _;
 use std::sync::mpsc;
@@ -28,25 +29,26 @@ use machine::{Op, Target};
 
 use super::unit::Request;
 
-/// Between two looks.
+/// Time between two samples.
 const PERIOD: Duration = Duration::from_millis(5);
-/// How long a sidecore may take to answer a message, and the program to go on after it.
+/// Time limit for the sidecore to answer a message, and for the program to go on after it.
 const ANSWER: Duration = Duration::from_secs(2);
 
-/// How a soak ended.
+/// End of a soak.
 pub enum Outcome {
-    /// As many sleeps as asked for; the program has ended, or crashed (`Control` knows).
+    /// There were as many sleeps as asked for; the program has ended, or crashed (`Control` has the
+    /// result).
     Done,
-    /// A wake-up was lost; the state then.
+    /// A wake-up was lost; with the state then.
     Lost(String),
-    /// The sidecore does not answer; the state then.
+    /// The sidecore does not answer; with the state then.
     Hung(String),
 }
 
-/// Watches until the machine ends, asking it to after `sleeps` sleeps.
+/// Watches until the machine ends; asks it to end after `sleeps` sleeps.
 ///
 /// # Errors
-/// The sidecore cannot sleep, or does not.
+/// The sidecore cannot sleep, or stopped sleeping.
 pub fn watch<P: Poller<Message = Request>>(
     core: &Sidecore<P>,
     ram: &GuestRam,
@@ -82,12 +84,12 @@ pub fn watch<P: Poller<Message = Request>>(
     Ok(Outcome::Done)
 }
 
-/// A count that should change, as one look after another finds it.
+/// A count that should change from one sample to a later one.
 struct Standstill {
     count: u64,
-    /// Looks in turn that have found the same.
+    /// Consecutive samples that have found the same.
     looks: u32,
-    /// So many mean that it will not change.
+    /// Number of such samples from which on the count is considered stuck.
     most: u32,
 }
 
@@ -100,7 +102,7 @@ impl Standstill {
         }
     }
 
-    /// Whether the count has not changed for too long.
+    /// Takes a sample. Returns whether the count has not changed for too long.
     fn is_over(&mut self, count: u64) -> bool {
         self.looks = match count == self.count {
             true => self.looks + 1,
@@ -111,27 +113,28 @@ impl Standstill {
     }
 }
 
-/// Sets the program's waits.
+/// Controller of the program's delays.
 struct Pace {
-    /// How long [`SAMPLE`](Self::SAMPLE) PAUSEs take, in ns; the guest runs them at the host's
+    /// Duration of [`SAMPLE`](Self::SAMPLE) PAUSEs, in ns; the guest executes them at the host's
     /// speed.
     sample_ns: u64,
-    /// How many times longer the waits are than the sample says. It may have been interrupted, or
-    /// the guest have a faster processor: then each store would come while the sidecore still falls
+    /// Factor on the delays that the sample gives. The sample may have been interrupted, or the
+    /// guest have a faster processor: then each store would come while the sidecore still falls
     /// asleep.
     stretch: u64,
-    /// Sleeps, and attempts given up, when the stretch was last looked at.
+    /// Numbers of sleeps, and of refused attempts, when the stretch was last adjusted.
     seen: (u64, u64),
 }
 
 impl Pace {
     const SAMPLE: u32 = 20_000;
-    /// So many attempts without a sleep, and the waits become longer.
+    /// Number of attempts without a sleep after which the delays become longer.
     const REFUSED: u64 = 16;
     const MAX_STRETCH: u64 = 256;
-    /// In ns: what going to sleep takes where nothing is armed, and a bound for what is measured.
+    /// Range of the measured time, in ns: from falling asleep with nothing armed to an upper bound.
     const FALLING_ASLEEP: std::ops::RangeInclusive<u64> = 10_000..=100_000_000;
-    /// Stretched, in ns: well below the patience, also where the guest gets a third of a processor.
+    /// Longest stretched delay, in ns: well below the patience, also if the guest gets a third of a
+    /// processor.
     const LONGEST: u64 = 1_000_000_000;
 
     fn new() -> Self {
@@ -145,7 +148,7 @@ impl Pace {
         }
     }
 
-    /// From 0.8 to 1.4 times what falling asleep has taken so far, on average.
+    /// Sets delays of 0.8 to 1.4 times the average time of falling asleep so far.
     fn set(&mut self, ram: &GuestRam, core: &CoreStats) -> Result<()> {
         let (sleeps, refused) = self.seen;
         if core.sleeps_refused - refused >= Self::REFUSED {
@@ -166,7 +169,7 @@ impl Pace {
     }
 }
 
-/// What stands still, and whether a message helps.
+/// Describes the state without progress, and determines whether a message helps.
 fn diagnose<P: Poller<Message = Request>>(
     core: &Sidecore<P>,
     ram: &GuestRam,
@@ -181,7 +184,7 @@ fn diagnose<P: Poller<Message = Request>>(
         if was_asleep { "asleep" } else { "awake" },
         core.stats().core
     );
-    // Read before its next sweep: what the unit knew when it went to sleep.
+    // Read before its next sweep: the unit's state when it went to sleep.
     for (name, offset) in [("GSTS", GSTS), ("IQH", IQH), ("IQT", IQT), ("FSTS", FSTS)] {
         let Some(value) = ask(core, offset) else {
             dump += "  the sidecore does not answer a message either";
@@ -202,7 +205,7 @@ fn diagnose<P: Poller<Message = Request>>(
     Ok(Outcome::Lost(dump))
 }
 
-/// The value of a register, from a thread that may be left behind if no answer comes.
+/// Reads a register. The thread that asks is left behind if no answer comes.
 fn ask<P: Poller<Message = Request>>(core: &Sidecore<P>, offset: u16) -> Option<u64> {
     let handle = core.handle(0);
     let (sender, answer) = mpsc::channel();
@@ -214,7 +217,7 @@ fn ask<P: Poller<Message = Request>>(core: &Sidecore<P>, offset: u16) -> Option<
     let target = Target::Unit(0);
     std::thread::spawn(move || {
         if let Ok(value) = handle.call(|reply| Request::Access { target, op, reply }) {
-            // Nobody listens any more if it came too late.
+            // If it came too late, the receiver is gone.
             let _ = sender.send(value);
         }
     });

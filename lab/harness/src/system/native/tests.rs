@@ -20,7 +20,7 @@ fn output_is_waited_for_and_kept() {
 }
 
 #[test]
-fn what_is_typed_arrives_and_its_end_too() {
+fn typed_input_and_its_end_reach_the_program() {
     let mut program = sh("read line; echo \"heard $line\"; read line || echo over");
     program.type_in("a word\n").expect("somebody listens");
     program
