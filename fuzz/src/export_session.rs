@@ -22,7 +22,7 @@ use std::os::unix::net::{SocketAddr, UnixListener};
 use std::sync::Once;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use sidecore::{Activity, Departure, Nanos, Poller, Probe, Turn, Wakes};
+use sidecore::{Activity, Departure, Nanos, PollContext, Poller, Probe, Wakes};
 use vhost_export::{Export, ExportConfig, RingProbe};
 use vio::blk::{Blk, BlkClass, BlkConfig, MemDisk, Transfer};
 
@@ -229,12 +229,16 @@ impl World {
         self.front_end.receive();
     }
 
-    fn turn(&mut self, budget: u64, body: impl FnOnce(&mut Export<BlkClass>, &mut Turn<'_>)) {
+    fn turn(
+        &mut self,
+        budget: u64,
+        body: impl FnOnce(&mut Export<BlkClass>, &mut PollContext<'_>),
+    ) {
         if self.is_armed {
             self.is_armed = false;
             self.export.disarm();
         }
-        let mut turn = Turn::new(Nanos(self.now_ns), budget, &mut self.wakes);
+        let mut turn = PollContext::new(Nanos(self.now_ns), budget, &mut self.wakes);
         body(&mut self.export, &mut turn);
     }
 

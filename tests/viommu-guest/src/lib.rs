@@ -11,7 +11,7 @@ use guest_mem::{Gpa, GuestRam, PhysMem, SourceId};
 use machine::{Op, Target, Wires, functions, units};
 use platform::interrupt::{InterruptSink, Message};
 use pv_iommu::{IommuFunction, PvIommu, Request as Change};
-use sidecore::{Activity, Handle, Nanos, Poller, Reply, Turn, Wakes};
+use sidecore::{Activity, Handle, Nanos, PollContext, Poller, Reply, Wakes};
 use virtio_pci::function::{COMMON, NOTIFY, NOTIFY_STRIDE};
 
 units! {
@@ -103,7 +103,7 @@ impl ByHand {
     pub fn sweep(&mut self) -> Activity {
         self.sweeps += 1;
         self.owner
-            .poll(&mut Turn::new(Nanos::now(), 1600, &mut self.wakes))
+            .poll(&mut PollContext::new(Nanos::now(), 1600, &mut self.wakes))
     }
 
     pub fn unit(&mut self) -> &mut PvIommu {
@@ -115,7 +115,7 @@ impl ByHand {
 impl Bus for ByHand {
     fn ask(&mut self, op: Op) -> u64 {
         let (reply, answer) = Reply::pair();
-        let mut turn = Turn::new(Nanos::now(), 1600, &mut self.wakes);
+        let mut turn = PollContext::new(Nanos::now(), 1600, &mut self.wakes);
         self.owner.message(access(op)(reply), &mut turn);
         answer.try_take().expect("an answer at once")
     }

@@ -228,7 +228,7 @@ pub trait RemappingUnit<C>: UnitControl {
 pub struct UnitPoll {
     /// Something was done, or is left to do at once.
     pub is_busy: bool,
-    /// Cost of the poll, in the units of `sidecore::Turn::charge`.
+    /// Cost of the poll, in the units of `sidecore::PollContext::charge`.
     pub cost: u64,
 }
 

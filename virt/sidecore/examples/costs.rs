@@ -19,7 +19,7 @@ use std::{
 };
 
 use sidecore::{
-    Activity, ArmError, IdlePolicy, Poller, Probe, Sidecore, SidecoreBuilder, Turn, Wakes,
+    Activity, ArmError, IdlePolicy, PollContext, Poller, Probe, Sidecore, SidecoreBuilder, Wakes,
 };
 
 /// One page.
@@ -70,7 +70,7 @@ impl Poller for Device {
         wakes.add(self.kick.as_raw_fd(), 0)
     }
 
-    fn poll(&mut self, turn: &mut Turn<'_>) -> Activity {
+    fn poll(&mut self, turn: &mut PollContext<'_>) -> Activity {
         if self.is_busy {
             turn.charge(turn.budget());
             return Activity::Busy;
@@ -85,9 +85,9 @@ impl Poller for Device {
         Activity::Busy
     }
 
-    fn message(&mut self, (): (), _turn: &mut Turn<'_>) {}
+    fn message(&mut self, (): (), _turn: &mut PollContext<'_>) {}
 
-    fn ready(&mut self, _token: u32, _turn: &mut Turn<'_>) {
+    fn ready(&mut self, _token: u32, _turn: &mut PollContext<'_>) {
         let _ = (&*self.kick).read(&mut [0; 8]);
     }
 

@@ -39,10 +39,10 @@ use std::{
 use crate::{
     clock::Nanos,
     drr::{self, Drr, State, Visit},
+    poll_context::PollContext,
     poller::{Activity, ArmError, Departure, Poller, Probe},
     pollers::Pollers,
     serve::{CALL_BUDGET, MESSAGE_COST, READY_COST, READY_DEBT},
-    turn::Turn,
     wakes::Wakes,
 };
 
@@ -264,9 +264,9 @@ impl<P: Poller> Group<P> {
     fn call<T>(
         &mut self,
         at: usize,
-        turn: &mut Turn<'_>,
+        turn: &mut PollContext<'_>,
         budget: u64,
-        call: impl FnOnce(&mut P, &mut Turn<'_>) -> T,
+        call: impl FnOnce(&mut P, &mut PollContext<'_>) -> T,
     ) -> T {
         let slot = self.children.touch(at);
         let mut own = turn.part_turn(at, budget);
@@ -274,7 +274,7 @@ impl<P: Poller> Group<P> {
     }
 
     /// Takes `cost` off a child's account and the turn's.
-    fn charge(&mut self, at: usize, cost: u64, turn: &mut Turn<'_>) {
+    fn charge(&mut self, at: usize, cost: u64, turn: &mut PollContext<'_>) {
         if cost > 0 {
             self.drr.charge(at, cost);
             turn.charge(cost);
@@ -313,7 +313,7 @@ impl<P: Poller> Group<P> {
         &mut self,
         visit: Visit,
         start: Option<Nanos>,
-        turn: &mut Turn<'_>,
+        turn: &mut PollContext<'_>,
     ) -> (Activity, Option<Nanos>) {
         let at = visit.flow;
         let is_measured = self.drr.is_contended(at);
@@ -450,7 +450,7 @@ impl<P: Poller> Poller for Group<P> {
         self.all_stay();
     }
 
-    fn poll(&mut self, turn: &mut Turn<'_>) -> Activity {
+    fn poll(&mut self, turn: &mut PollContext<'_>) -> Activity {
         let mut activity = Activity::Idle;
         let mut turned_at = None;
         loop {
@@ -488,7 +488,7 @@ impl<P: Poller> Poller for Group<P> {
         }
     }
 
-    fn message(&mut self, message: ToChild<P::Message>, turn: &mut Turn<'_>) {
+    fn message(&mut self, message: ToChild<P::Message>, turn: &mut PollContext<'_>) {
         let ToChild { child: at, message } = message;
         if at >= self.len() {
             return;
@@ -501,7 +501,7 @@ impl<P: Poller> Poller for Group<P> {
         self.activate(at);
     }
 
-    fn ready(&mut self, token: u32, turn: &mut Turn<'_>) {
+    fn ready(&mut self, token: u32, turn: &mut PollContext<'_>) {
         let Some(at) = turn.part().filter(|at| *at < self.len()) else {
             return;
         };

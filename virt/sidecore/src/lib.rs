@@ -15,8 +15,8 @@
 //!                                                   └─ arm what moved, fence, re-check, sleep ◀──┘
 //! ```
 //! - [`Poller`]: interface of the owner of a VM's devices. It does a bounded batch per `poll`,
-//!   charged to its [`Turn`]; its [`Probe`] tells in a nanosecond whether an idle one has work; its
-//!   [`Wakes`] are the descriptors that may wake it.
+//!   charged to its [`PollContext`]; its [`Probe`] tells in a nanosecond whether an idle one has
+//!   work; its [`Wakes`] are the descriptors that may wake it.
 //! - [`SidecoreBuilder`], [`Sidecore`]: one core: it starts with pollers, adds and removes some,
 //!   and returns them when it stops.
 //! - [`Fleet`]: several cores; pollers move between them without losing messages; a [`Controller`]
@@ -62,6 +62,7 @@ mod migrate;
 mod monitor;
 mod park;
 mod pause;
+mod poll_context;
 mod poller;
 mod pollers;
 mod reply;
@@ -73,7 +74,6 @@ mod stats;
 mod sync;
 mod sys;
 mod transit;
-mod turn;
 mod wake_calibration;
 mod wakes;
 
@@ -84,6 +84,7 @@ pub use group::{ChildWaker, ChildWakers, Group, GroupProbe, ToChild};
 pub use handle::{CallError, Handle, SendError};
 pub use idle::{Adaptive, Hints, IdlePolicy, IdleState, Price, Tariff, Wait};
 pub use monitor::{Monitor, Stuck, StuckCause, Watch};
+pub use poll_context::{PollContext, REQUEST_COST, bytes_cost};
 pub use poller::{Activity, AlwaysPoll, ArmError, Departure, Poller, Probe};
 pub use reply::{Answer, Reply};
 pub use sidecore::{AddError, Sidecore, SidecoreBuilder, SpawnError};
@@ -92,5 +93,4 @@ pub use signal::{
 };
 pub use stats::{CoreStats, PollerActivity, PollerState, PollerStats, Stats};
 pub use sys::pin_this_thread;
-pub use turn::{REQUEST_COST, Turn, bytes_cost};
 pub use wakes::Wakes;

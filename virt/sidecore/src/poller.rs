@@ -2,7 +2,7 @@
 
 use std::{error::Error, io};
 
-use crate::{clock::Nanos, turn::Turn, wakes::Wakes};
+use crate::{clock::Nanos, poll_context::PollContext, wakes::Wakes};
 
 /// Result of a [`Poller::poll`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,8 +68,8 @@ pub enum Departure {
 /// that are readable (checked every 100 µs), and `poll` on the active pollers. A poller is active
 /// if its last poll was not `Idle`, its probe fires, it got a message or a `ready`, or its deadline
 /// has passed. Active pollers share time by deficit round robin, by what they
-/// [charge](Turn::charge), or by the time of their turns if that was more and another poller had
-/// work. A poller that becomes active again is served before those that stay active, within its
+/// [charge](PollContext::charge), or by the time of their turns if that was more and another poller
+/// had work. A poller that becomes active again is served before those that stay active, within its
 /// share.
 ///
 /// **To sleep** it calls `arm` on all pollers that are not armed; then one sequentially consistent
@@ -79,7 +79,7 @@ pub enum Departure {
 /// `disarm` comes first.
 ///
 /// ```
-/// use sidecore::{Activity, AlwaysPoll, ArmError, Poller, Turn, Wakes};
+/// use sidecore::{Activity, AlwaysPoll, ArmError, Poller, PollContext, Wakes};
 ///
 /// /// Adds up the numbers that other threads send.
 /// #[derive(Default)]
@@ -88,10 +88,10 @@ pub enum Departure {
 /// impl Poller for Adder {
 ///     type Message = u64;
 ///     type Probe = AlwaysPoll;
-///     fn poll(&mut self, _turn: &mut Turn<'_>) -> Activity {
+///     fn poll(&mut self, _turn: &mut PollContext<'_>) -> Activity {
 ///         Activity::Idle // everything arrives through `message`
 ///     }
-///     fn message(&mut self, number: u64, _turn: &mut Turn<'_>) {
+///     fn message(&mut self, number: u64, _turn: &mut PollContext<'_>) {
 ///         self.0 += number;
 ///     }
 ///     fn arm(&mut self, _wakes: &mut Wakes) -> Result<(), ArmError> {
@@ -142,17 +142,18 @@ pub trait Poller: Send {
     /// Does a **bounded** batch of work from each of its sources, and charges for it. It never
     /// drains "until empty", which a guest that keeps refilling would never let end. It continues
     /// while the turn is not spent; the last piece may overdraw it. A poll that lasts longer than a
-    /// microsecond asks now and then whether [others wait](Turn::others_wait), and ends if they do.
-    fn poll(&mut self, turn: &mut Turn<'_>) -> Activity;
+    /// microsecond asks now and then whether [others wait](PollContext::others_wait), and ends if
+    /// they do.
+    fn poll(&mut self, turn: &mut PollContext<'_>) -> Activity;
 
     /// Takes one message; those of one sender arrive in the order sent. `poll` follows in the same
     /// sweep, if the poller is not in debt.
-    fn message(&mut self, message: Self::Message, turn: &mut Turn<'_>);
+    fn message(&mut self, message: Self::Message, turn: &mut PollContext<'_>);
 
     /// Empties the descriptor registered with `token`, within bounds: it is readable, or has been.
     /// It may be called without work. Work done here should be charged: if a poller often becomes
     /// ready, charges nothing and then finds nothing to poll, its descriptor is muted for a while.
-    fn ready(&mut self, _token: u32, _turn: &mut Turn<'_>) {}
+    fn ready(&mut self, _token: u32, _turn: &mut PollContext<'_>) {}
 
     /// Asks every source to notify through a registered descriptor from now on: it writes
     /// avail_event, write-protects a register page, …

@@ -6,18 +6,18 @@
 //! keep to them, and by the clock among those that do not (a large discard in memory, a system call
 //! that the kernel makes long). It costs one clock reading per such turn, which is the beginning of
 //! the next. While no other poller has work, a long turn takes no time from any poller. A turn that
-//! asks ([`Turn::others_wait`]) ends when its time is over, or before, for a poller that has got
-//! work meanwhile. Work of other threads for a poller is not charged: see [`Turn`].
+//! asks ([`PollContext::others_wait`]) ends when its time is over, or before, for a poller that has
+//! got work meanwhile. Work of other threads for a poller is not charged: see [`PollContext`].
 
 use std::sync::atomic::Ordering;
 
 use crate::{
     clock::Nanos,
     drr::{self, Drr, State, Visit},
+    poll_context::{End, Others, PollContext},
     poller::{Activity, Poller, Probe},
     run::{Core, EVENTS, LOOK_EVERY_NS, epoll_with},
     stats::PollerState,
-    turn::{End, Others, Turn},
     wakes::{self, Source},
 };
 
@@ -74,7 +74,7 @@ impl<P: Poller> Core<P> {
         self.board.core.0.messages.add(1);
         counters.messages.add(1);
         let slot = self.pollers.touch(at);
-        let mut turn = Turn::new(self.now, CALL_BUDGET, &mut slot.wakes);
+        let mut turn = PollContext::new(self.now, CALL_BUDGET, &mut slot.wakes);
         slot.poller.message(message, &mut turn);
         let cost = turn.spent().max(MESSAGE_COST);
         counters.cost.add(cost);
@@ -143,7 +143,8 @@ impl<P: Poller> Core<P> {
         counters.mutes.add(u64::from(is_muted));
         core.readies.add(1);
         counters.readies.add(1);
-        let mut turn = Turn::new(self.now, CALL_BUDGET, &mut slot.wakes).of_part(source.part);
+        let mut turn =
+            PollContext::new(self.now, CALL_BUDGET, &mut slot.wakes).of_part(source.part);
         slot.poller.ready(source.token, &mut turn);
         let spent = turn.spent();
         if spent > 0 {
@@ -196,7 +197,7 @@ impl<P: Poller> Core<P> {
         let (slot, probes) = self.pollers.touch_beside(at);
         let drr = &self.drr;
         let beside = Beside { probes, drr };
-        let mut turn = Turn::new(self.now, visit.budget, &mut slot.wakes);
+        let mut turn = PollContext::new(self.now, visit.budget, &mut slot.wakes);
         if probes.len() > 1 {
             turn = turn.beside(&beside, probes.len());
         }

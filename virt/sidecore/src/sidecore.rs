@@ -124,7 +124,7 @@ impl SidecoreBuilder {
     /// Sets the share of a poller of weight 1 per round, in cost units (nanoseconds), while others
     /// have work: default 6,400, 32 small requests. More makes for fewer rounds, and longer waits
     /// of pollers with much to do; one with little comes first
-    /// ([`Turn::others_wait`](crate::Turn::others_wait)).
+    /// ([`PollContext::others_wait`](crate::PollContext::others_wait)).
     pub fn quantum(mut self, cost: u64) -> Self {
         self.quantum = cost.max(1);
         self

@@ -4,7 +4,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
 use guest_mem::{Dma, Intent, Iova, SharedFile};
-use sidecore::Turn;
+use sidecore::PollContext;
 use vhost_user::backend::{
     Answer, Event, Kick, Refusal, Region, RingBase, RingConfig, RingLayout, SharedFd,
 };
@@ -31,7 +31,7 @@ impl<M: RegionMemory> Peer<M> {
         &mut self,
         event: Event,
         device: &mut Device<impl DeviceClass>,
-        turn: &mut Turn<'_>,
+        turn: &mut PollContext<'_>,
     ) -> Option<Outcome> {
         let done = Ok(Answer::Done);
         Some(match event {
@@ -125,7 +125,7 @@ impl<M: RegionMemory> Peer<M> {
         &mut self,
         features: u64,
         device: &Device<impl DeviceClass>,
-        turn: &mut Turn<'_>,
+        turn: &mut PollContext<'_>,
     ) -> Outcome {
         self.set_translated(features & feature::ACCESS_PLATFORM != 0, turn);
         // Legacy drivers do not acknowledge VERSION_1; on a little-endian machine their rings and
@@ -178,7 +178,7 @@ impl<M: RegionMemory> Peer<M> {
         &mut self,
         config: RingConfig,
         device: &mut Device<impl DeviceClass>,
-        turn: &mut Turn<'_>,
+        turn: &mut PollContext<'_>,
     ) -> Option<Outcome> {
         // Translations may come only after the answer.
         if self.memory.is_translated() {
@@ -207,7 +207,7 @@ impl<M: RegionMemory> Peer<M> {
         &mut self,
         config: RingConfig,
         device: &mut Device<impl DeviceClass>,
-        turn: &mut Turn<'_>,
+        turn: &mut PollContext<'_>,
     ) -> Result<(), Refusal> {
         if let Kick::Fd(fd) = &config.kick {
             check_eventfd("kick", fd)?;
@@ -327,7 +327,7 @@ impl<M: RegionMemory> Peer<M> {
         &mut self,
         index: u16,
         device: &mut Device<impl DeviceClass>,
-        turn: &mut Turn<'_>,
+        turn: &mut PollContext<'_>,
     ) -> Option<Outcome> {
         let mut calls = Calls {
             queues: &mut self.queues,
@@ -388,7 +388,7 @@ impl<M: RegionMemory> Peer<M> {
     pub(crate) fn reset(
         &mut self,
         device: &mut Device<impl DeviceClass>,
-        turn: &mut Turn<'_>,
+        turn: &mut PollContext<'_>,
     ) -> bool {
         device.set_service(Service::Finishing);
         if device.in_flight() != 0 {
@@ -416,7 +416,7 @@ impl<M: RegionMemory> Peer<M> {
         index: u8,
         kick: Kick,
         device: &mut Device<impl DeviceClass>,
-        turn: &mut Turn<'_>,
+        turn: &mut PollContext<'_>,
     ) -> Result<(), Refusal> {
         if let Kick::Fd(fd) = &kick {
             check_eventfd("kick", fd)?;

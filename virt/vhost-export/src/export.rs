@@ -7,7 +7,9 @@ use std::sync::Arc;
 use std::{fmt, io};
 
 use guest_mem::{ForeignRam, Ticket};
-use sidecore::{Activity, ArmError, Departure, Nanos, Poller, Reply, Turn, Wakes, WritePermit};
+use sidecore::{
+    Activity, ArmError, Departure, Nanos, PollContext, Poller, Reply, Wakes, WritePermit,
+};
 use vhost_user::backend::Kick;
 use vio::{Device, DeviceClass, QueueDevice, Service, Visit};
 
@@ -167,7 +169,7 @@ impl<C: DeviceClass, M: RegionMemory> Export<C, M> {
         }
     }
 
-    fn accept(&mut self, turn: &mut Turn<'_>) {
+    fn accept(&mut self, turn: &mut PollContext<'_>) {
         // A front end that ended and started again may be seen before the end of its last
         // connection.
         if let Some(peer) = &mut self.peer {
@@ -223,7 +225,7 @@ impl<C: DeviceClass, M: RegionMemory> Export<C, M> {
         }
     }
 
-    fn turn_away(&mut self, socket: UnixStream, reason: &str, turn: &mut Turn<'_>) {
+    fn turn_away(&mut self, socket: UnixStream, reason: &str, turn: &mut PollContext<'_>) {
         self.stats.turned_away += 1;
         // And a thread is made.
         turn.charge(2 * ACCEPT_COST);
@@ -231,7 +233,7 @@ impl<C: DeviceClass, M: RegionMemory> Export<C, M> {
         say!(self.log, warn, "a front end was turned away: {reason}");
     }
 
-    fn serve(&mut self, turn: &mut Turn<'_>) -> Activity {
+    fn serve(&mut self, turn: &mut PollContext<'_>) -> Activity {
         let Some(peer) = &mut self.peer else {
             return Activity::Idle;
         };
@@ -384,7 +386,7 @@ where
         }
     }
 
-    fn poll(&mut self, turn: &mut Turn<'_>) -> Activity {
+    fn poll(&mut self, turn: &mut PollContext<'_>) -> Activity {
         if self.has_let_go.get() {
             self.part();
         }
@@ -397,7 +399,7 @@ where
         activity
     }
 
-    fn message(&mut self, message: ExportMessage, _turn: &mut Turn<'_>) {
+    fn message(&mut self, message: ExportMessage, _turn: &mut PollContext<'_>) {
         match message {
             ExportMessage::Stats(reply) => reply.send(self.stats()),
             ExportMessage::TicketDone(ticket) => {
@@ -409,7 +411,7 @@ where
         }
     }
 
-    fn ready(&mut self, token: u32, turn: &mut Turn<'_>) {
+    fn ready(&mut self, token: u32, turn: &mut PollContext<'_>) {
         match token {
             TOKEN_LISTENER => self.accept(turn),
             TOKEN_SOCKET => {

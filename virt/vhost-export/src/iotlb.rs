@@ -34,7 +34,7 @@
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 
 use guest_mem::{Intent, Iommu, Iova, IovaRange, Perm, Ticket, Wanted};
-use sidecore::{Nanos, Turn, Wakes};
+use sidecore::{Nanos, PollContext, Wakes};
 use vhost_user::backend::{Answer, Event, Refusal, RingBase, RingConfig, RingLayout, SharedFd};
 use vhost_user::chain;
 use vhost_user::channel::{DEFAULT_BACKLOG, ReceiveError, Receiver, Sender};
@@ -151,7 +151,7 @@ impl<M: RegionMemory> Peer<M> {
     }
 
     /// Takes a channel from the front end.
-    pub(crate) fn set_channel(&mut self, fd: SharedFd, turn: &mut Turn<'_>) -> Outcome {
+    pub(crate) fn set_channel(&mut self, fd: SharedFd, turn: &mut PollContext<'_>) -> Outcome {
         self.unregister_channel(turn.wakes());
         if let Some(old) = self.channel.replace(Channel::new(fd)) {
             self.deferred.close(old);
@@ -170,7 +170,7 @@ impl<M: RegionMemory> Peer<M> {
     }
 
     /// The driver's addresses are translated from now on, or not; no ring runs.
-    pub(crate) fn set_translated(&mut self, is_translated: bool, turn: &mut Turn<'_>) {
+    pub(crate) fn set_translated(&mut self, is_translated: bool, turn: &mut PollContext<'_>) {
         if is_translated == self.memory.is_translated() {
             return;
         }
@@ -242,7 +242,7 @@ impl<M: RegionMemory> Peer<M> {
         device: &mut Device<impl DeviceClass>,
         config: &ExportConfig,
         stats: &mut ExportStats,
-        turn: &mut Turn<'_>,
+        turn: &mut PollContext<'_>,
     ) -> bool {
         if !self.memory.is_translated() || self.is_closing() {
             return false;
@@ -272,7 +272,7 @@ impl<M: RegionMemory> Peer<M> {
         !ended.is_empty() || started || has_ended
     }
 
-    fn send_misses(&mut self, turn: &mut Turn<'_>) {
+    fn send_misses(&mut self, turn: &mut PollContext<'_>) {
         let now_ns = turn.now().0;
         let Some(tlb) = self.memory.tlb() else { return };
         let Some(channel) = &mut self.channel else {
@@ -306,7 +306,7 @@ impl<M: RegionMemory> Peer<M> {
     pub(crate) fn read_channel(
         &mut self,
         device: &mut Device<impl DeviceClass>,
-        turn: &mut Turn<'_>,
+        turn: &mut PollContext<'_>,
     ) {
         for _ in 0..ANSWERS {
             let (Some(tlb), Some(channel)) = (self.memory.tlb(), &mut self.channel) else {
@@ -343,7 +343,7 @@ impl<M: RegionMemory> Peer<M> {
 
     /// Takes the updates that are first on the socket while a ring is being stopped, a bounded
     /// amount.
-    pub(crate) fn take_updates(&mut self, turn: &mut Turn<'_>) {
+    pub(crate) fn take_updates(&mut self, turn: &mut PollContext<'_>) {
         while matches!(self.task, Some(Task::StopRing(_)))
             && self.memory.is_translated()
             && self.put_off.is_none()
@@ -388,7 +388,7 @@ impl<M: RegionMemory> Peer<M> {
 
     /// The front end has closed its end of the channel: nothing can be asked any more.
     #[cold]
-    fn lose_channel(&mut self, turn: &mut Turn<'_>) {
+    fn lose_channel(&mut self, turn: &mut PollContext<'_>) {
         say!(
             self.log,
             info,
@@ -418,7 +418,11 @@ impl<M: RegionMemory> Peer<M> {
     }
 
     /// Starts the rings whose areas are known. Returns whether there were any.
-    fn start_rings(&mut self, device: &mut Device<impl DeviceClass>, turn: &mut Turn<'_>) -> bool {
+    fn start_rings(
+        &mut self,
+        device: &mut Device<impl DeviceClass>,
+        turn: &mut PollContext<'_>,
+    ) -> bool {
         let mut started = false;
         for at in (0..self.starting.len()).rev() {
             let ring = &self.starting[at];

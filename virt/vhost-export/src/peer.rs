@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, OnceLock};
 
 use guest_mem::{FileError, MapError, SharedFile, Ticket};
-use sidecore::{Activity, Nanos, Turn, Wakes, WritePermit};
+use sidecore::{Activity, Nanos, PollContext, Wakes, WritePermit};
 use vhost_user::backend::{Answer, Config, Fatal, Refusal, Region, RingConfig, Session, Step};
 use vhost_user::chain;
 use vhost_user::channel::{DEFAULT_BACKLOG, DEFAULT_MAX_PAYLOAD, ReceiveError, Receiver, Sender};
@@ -275,7 +275,7 @@ impl<M: RegionMemory> Peer<M> {
     pub(crate) fn read_socket(
         &mut self,
         device: &mut Device<impl DeviceClass>,
-        turn: &mut Turn<'_>,
+        turn: &mut PollContext<'_>,
     ) {
         // What it sends meanwhile waits in the socket, as much as that holds; whether it is still
         // there matters now, for a task may wait for as long as a disk does not answer.
@@ -321,7 +321,7 @@ impl<M: RegionMemory> Peer<M> {
     }
 
     /// Takes the next message; `None` also where the connection has ended.
-    pub(crate) fn next_message(&mut self, turn: &mut Turn<'_>) -> Option<Message> {
+    pub(crate) fn next_message(&mut self, turn: &mut PollContext<'_>) -> Option<Message> {
         if let Some(message) = self.put_off.take() {
             return Some(message);
         }
@@ -362,14 +362,14 @@ impl<M: RegionMemory> Peer<M> {
     pub(crate) fn look_for_end(
         &mut self,
         device: &mut Device<impl DeviceClass>,
-        turn: &mut Turn<'_>,
+        turn: &mut PollContext<'_>,
     ) {
         self.notice_end(turn);
         self.read_socket(device, turn);
     }
 
     /// Ends the connection if the front end has closed it, whatever it has sent before.
-    fn notice_end(&mut self, turn: &mut Turn<'_>) {
+    fn notice_end(&mut self, turn: &mut PollContext<'_>) {
         use rustix::event::{PollFd, PollFlags, Timespec, poll};
         let mut fds = [PollFd::new(&self.socket, PollFlags::RDHUP)];
         if let Ok(1..) = poll(&mut fds, Some(&Timespec::default())) {
@@ -411,7 +411,7 @@ impl<M: RegionMemory> Peer<M> {
     }
 
     /// Ends the session's waiting event.
-    pub(crate) fn finish(&mut self, outcome: Result<Answer, Refusal>, turn: &mut Turn<'_>) {
+    pub(crate) fn finish(&mut self, outcome: Result<Answer, Refusal>, turn: &mut PollContext<'_>) {
         if let Err(refusal) = &outcome {
             say!(self.log, warn, "{refusal}");
         }
@@ -424,7 +424,7 @@ impl<M: RegionMemory> Peer<M> {
         }
     }
 
-    fn reply(&mut self, reply: Option<Message>, turn: &mut Turn<'_>) {
+    fn reply(&mut self, reply: Option<Message>, turn: &mut PollContext<'_>) {
         let Some(reply) = reply else { return };
         let sent = self
             .sender
@@ -436,12 +436,12 @@ impl<M: RegionMemory> Peer<M> {
         }
     }
 
-    pub(crate) fn fail(&mut self, fatal: &Fatal, turn: &mut Turn<'_>) {
+    pub(crate) fn fail(&mut self, fatal: &Fatal, turn: &mut PollContext<'_>) {
         self.reject(&chain(fatal), turn);
     }
 
     /// Handles the failure to receive: the front end has gone, or has broken the protocol.
-    fn receive_failed(&mut self, error: ReceiveError, turn: &mut Turn<'_>) {
+    fn receive_failed(&mut self, error: ReceiveError, turn: &mut PollContext<'_>) {
         let reason = chain(&error);
         match error {
             ReceiveError::Closed {
@@ -465,7 +465,7 @@ impl<M: RegionMemory> Peer<M> {
     }
 
     /// Ends the connection of a front end that has broken the protocol.
-    pub(crate) fn reject(&mut self, reason: &str, turn: &mut Turn<'_>) {
+    pub(crate) fn reject(&mut self, reason: &str, turn: &mut PollContext<'_>) {
         self.violations += 1;
         say!(
             self.log,
@@ -478,7 +478,7 @@ impl<M: RegionMemory> Peer<M> {
 
     /// The connection is over: nothing is read or sent any more, and as soon as nothing is in
     /// flight it is gone.
-    fn close(&mut self, turn: &mut Turn<'_>) {
+    fn close(&mut self, turn: &mut PollContext<'_>) {
         if self.is_closing() {
             return;
         }
@@ -496,7 +496,7 @@ impl<M: RegionMemory> Peer<M> {
         device: &mut Device<impl DeviceClass>,
         config: &ExportConfig,
         stats: &mut ExportStats,
-        turn: &mut Turn<'_>,
+        turn: &mut PollContext<'_>,
     ) -> Served {
         let now_ns = turn.now().0;
         let mut visit = Visit::new(now_ns, turn.budget());
@@ -570,7 +570,7 @@ impl<M: RegionMemory> Peer<M> {
         Served::On(activity)
     }
 
-    fn flush(&mut self, turn: &mut Turn<'_>) {
+    fn flush(&mut self, turn: &mut PollContext<'_>) {
         self.flush_at = turn.now().after(FLUSH_EVERY_NS);
         if self.sender.flush(self.socket.as_fd()).is_err() {
             self.close(turn);
@@ -590,7 +590,7 @@ impl<M: RegionMemory> Peer<M> {
         config: &ExportConfig,
         stats: &mut ExportStats,
         has_more: bool,
-        turn: &mut Turn<'_>,
+        turn: &mut PollContext<'_>,
     ) {
         for queue in &mut self.queues {
             let Some(since) = queue.call_since else {
@@ -634,7 +634,7 @@ impl<M: RegionMemory> Peer<M> {
         device: &mut Device<impl DeviceClass>,
         config: &ExportConfig,
         stats: &mut ExportStats,
-        turn: &mut Turn<'_>,
+        turn: &mut PollContext<'_>,
     ) -> Advance {
         let Some(task) = self.task.take() else {
             return Advance::Nothing;

@@ -21,11 +21,11 @@ macro_rules! forward_poller {
             $each!(self, poller => poller.stays());
         }
 
-        fn poll(&mut self, turn: &mut sidecore::Turn<'_>) -> sidecore::Activity {
+        fn poll(&mut self, turn: &mut sidecore::PollContext<'_>) -> sidecore::Activity {
             $each!(self, poller => poller.poll(turn))
         }
 
-        fn ready(&mut self, token: u32, turn: &mut sidecore::Turn<'_>) {
+        fn ready(&mut self, token: u32, turn: &mut sidecore::PollContext<'_>) {
             $each!(self, poller => poller.ready(token, turn));
         }
 

@@ -1,6 +1,6 @@
 //! The closed set of devices that a daemon's cores serve, as one type of poller.
 
-use sidecore::{GroupProbe, Poller, Probe, Reply, ToChild, Turn};
+use sidecore::{GroupProbe, PollContext, Poller, Probe, Reply, ToChild};
 use vhost_export::{Export, ExportMessage, ExportStats, RingProbe};
 use vio::Device;
 use vio::blk::BlkClass;
@@ -138,7 +138,7 @@ impl Poller for Served {
 
     forward_poller!(each);
 
-    fn message(&mut self, message: ServedMessage, turn: &mut Turn<'_>) {
+    fn message(&mut self, message: ServedMessage, turn: &mut PollContext<'_>) {
         match (self, message) {
             (Self::Block(export), ServedMessage::Device(to)) => export.message(to.message, turn),
             (Self::Net(export), ServedMessage::Device(to)) => export.message(to.message, turn),

@@ -4,7 +4,9 @@ use std::io;
 use std::os::fd::RawFd;
 
 use net_ports::{TapPort, Uplink};
-use sidecore::{Activity, ArmError, Departure, Poller, REQUEST_COST, Turn, Wakes, bytes_cost};
+use sidecore::{
+    Activity, ArmError, Departure, PollContext, Poller, REQUEST_COST, Wakes, bytes_cost,
+};
 use vhost_export::{Export, ExportMessage, ExportStats, RingProbe};
 use vio::Device;
 use vio::net::NetClass;
@@ -110,7 +112,7 @@ impl Poller for UplinkPoller {
         self.is_leaving = false;
     }
 
-    fn poll(&mut self, turn: &mut Turn<'_>) -> Activity {
+    fn poll(&mut self, turn: &mut PollContext<'_>) -> Activity {
         let mut activity = Activity::Idle;
         while !turn.is_spent() {
             let most = if self.is_leaving { 0 } else { MOST };
@@ -128,7 +130,7 @@ impl Poller for UplinkPoller {
         }
     }
 
-    fn message(&mut self, message: ExportMessage, _turn: &mut Turn<'_>) {
+    fn message(&mut self, message: ExportMessage, _turn: &mut PollContext<'_>) {
         match message {
             ExportMessage::Stats(reply) => reply.send(self.stats()),
             // It waits for no memory.
@@ -180,7 +182,7 @@ impl Poller for Member {
 
     forward_poller!(each);
 
-    fn message(&mut self, message: ExportMessage, turn: &mut Turn<'_>) {
+    fn message(&mut self, message: ExportMessage, turn: &mut PollContext<'_>) {
         each!(self, poller => poller.message(message, turn));
     }
 

@@ -20,7 +20,7 @@ use dma_map::iova::Access;
 use guest_mem::{Gpa, GuestRam, PAGE_SIZE, Pages, SourceId};
 use machine::{Op, Request, Target, Wires, functions, units};
 use platform::interrupt::{InterruptSink, Message};
-use sidecore::{Nanos, Poller, Reply, Turn, Wakes};
+use sidecore::{Nanos, PollContext, Poller, Reply, Wakes};
 use vfio::testing::{FakeCall, FakeKernel};
 use vtd::spec::registers as reg;
 use vtd::{AddressWidth, Config, Unit};
@@ -244,7 +244,7 @@ impl<M: Memory> World<M> {
         self.clock.0 += TURN;
         let _ = self
             .owner
-            .poll(&mut Turn::new(self.clock, 1600, &mut self.wakes));
+            .poll(&mut PollContext::new(self.clock, 1600, &mut self.wakes));
         self.check();
     }
 
@@ -306,7 +306,7 @@ impl<M: Memory> World<M> {
     }
 
     pub fn message(&mut self, request: Request<Owner<M>>) {
-        let mut turn = Turn::new(self.clock, 1600, &mut self.wakes);
+        let mut turn = PollContext::new(self.clock, 1600, &mut self.wakes);
         self.owner.message(request, &mut turn);
     }
 

@@ -16,7 +16,7 @@ use fake_driver::{FakeDriver, Rings};
 use guest_mem::{Gpa, GuestRam, NoIommu, PhysMem, RegPage, RegisterPage, SlotMapping, SourceId};
 use machine::{Op, Target, Wires, functions, units};
 use platform::interrupt::{InterruptSink, Message};
-use sidecore::{Activity, Answer, ArmError, Handle, Nanos, Poller, Reply, Turn, Wakes};
+use sidecore::{Activity, Answer, ArmError, Handle, Nanos, PollContext, Poller, Reply, Wakes};
 use vio::Remote;
 use vio::balloon::Balloon;
 use vio::blk::request::kind;
@@ -371,7 +371,8 @@ impl ByHand {
     }
 
     pub fn poll_at(&mut self, now: Nanos) -> Activity {
-        self.owner.poll(&mut Turn::new(now, 1600, &mut self.wakes))
+        self.owner
+            .poll(&mut PollContext::new(now, 1600, &mut self.wakes))
     }
 
     pub fn arm(&mut self) -> Result<(), ArmError> {
@@ -379,7 +380,7 @@ impl ByHand {
     }
 
     pub fn message(&mut self, request: Request) {
-        let mut turn = Turn::new(Nanos::now(), 1600, &mut self.wakes);
+        let mut turn = PollContext::new(Nanos::now(), 1600, &mut self.wakes);
         self.owner.message(request, &mut turn);
     }
 

@@ -13,7 +13,7 @@ use machine::{
     Absent, Op, RemappingUnit, Target, UnitControl, UnitPoll, UnitSink, Wires, functions, units,
 };
 use platform::interrupt::{InterruptSink, Message};
-use sidecore::{Nanos, Poller, Reply, Turn, Wakes};
+use sidecore::{Nanos, PollContext, Poller, Reply, Wakes};
 use vio::blk::{Blk, BlkConfig, BlockIo, MemDisk, Transfer};
 use vio::net::{FrameData, FrameReceiver, Net, NetHeader, NetPort, RxFrame, TxFrame};
 use virtio_pci::VirtioFunction;
@@ -272,7 +272,7 @@ impl Machine {
     // Time and messages.
 
     pub fn poll(&mut self) {
-        let mut turn = Turn::new(Nanos::now(), 1600, &mut self.wakes);
+        let mut turn = PollContext::new(Nanos::now(), 1600, &mut self.wakes);
         let _ = self.owner.poll(&mut turn);
     }
 
@@ -287,7 +287,7 @@ impl Machine {
     }
 
     fn message(&mut self, request: Request) {
-        let mut turn = Turn::new(Nanos::now(), 1600, &mut self.wakes);
+        let mut turn = PollContext::new(Nanos::now(), 1600, &mut self.wakes);
         self.owner.message(request, &mut turn);
     }
 

@@ -14,7 +14,7 @@ use guest_mem::{Gpa, GuestRam, PhysMem, SourceId};
 use machine::{CommandId, CommandResult, Op, Owner, Request, ResolveFunction, ResolveUnit, Target};
 use pci::config::Identity;
 use platform::interrupt::{InterruptPin, InterruptSink, Message};
-use sidecore::{Nanos, Poller, Reply, Turn, Wakes};
+use sidecore::{Nanos, PollContext, Poller, Reply, Wakes};
 
 /// A function without configuration space whose BAR has one register.
 trait Plain {
@@ -173,12 +173,12 @@ where
         let mut wakes = Wakes::by_hand();
         let _ = self
             .owner
-            .poll(&mut Turn::new(Nanos(self.now), 1600, &mut wakes));
+            .poll(&mut PollContext::new(Nanos(self.now), 1600, &mut wakes));
     }
 
     fn message(&mut self, request: Request<Owner<U, F, M>>) {
         let mut wakes = Wakes::by_hand();
-        let mut turn = Turn::new(Nanos(self.now), 1600, &mut wakes);
+        let mut turn = PollContext::new(Nanos(self.now), 1600, &mut wakes);
         self.owner.message(request, &mut turn);
     }
 

@@ -4,7 +4,7 @@ use std::sync::mpsc::Sender;
 use std::time::Duration;
 
 use guest_mem::{PhysMem, Ticket};
-use sidecore::{Nanos, Reply, Turn};
+use sidecore::{Nanos, PollContext, Reply};
 
 use super::{Owner, Slot};
 use crate::function::ResolveFunction;
@@ -32,7 +32,7 @@ where
         target: Target,
         op: Op,
         reply: Reply<u64>,
-        turn: &mut Turn<'_>,
+        turn: &mut PollContext<'_>,
     ) {
         match target {
             Target::Unit(at) => {
@@ -46,7 +46,7 @@ where
     /// Performs an access to a unit's registers that exited. Everything that a write sets off,
     /// except waits for leases, is done before the vCPU goes on: a trapped write costs one exit
     /// however much it asks for.
-    pub(super) fn access_unit(&mut self, at: usize, op: Op, turn: &mut Turn<'_>) -> u64 {
+    pub(super) fn access_unit(&mut self, at: usize, op: Op, turn: &mut PollContext<'_>) -> u64 {
         if at >= self.units.len() {
             return u64::MAX;
         }

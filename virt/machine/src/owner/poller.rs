@@ -1,7 +1,7 @@
 //! The owner as a sidecore's poller: its sweep, sleeping and waking.
 
 use guest_mem::PhysMem;
-use sidecore::{Activity, AlwaysPoll, ArmError, Nanos, Poller, Turn, Wakes};
+use sidecore::{Activity, AlwaysPoll, ArmError, Nanos, PollContext, Poller, Wakes};
 
 use super::resolve::{Call, CallFunction, PollUnit};
 use super::{Held, Owner, Slot};
@@ -156,7 +156,7 @@ where
         self.is_listening = false;
     }
 
-    fn poll(&mut self, turn: &mut Turn<'_>) -> Activity {
+    fn poll(&mut self, turn: &mut PollContext<'_>) -> Activity {
         if self.is_listening {
             self.is_listening = false;
             turn.wakes().clear();
@@ -176,7 +176,7 @@ where
         Activity::Idle
     }
 
-    fn message(&mut self, request: Request<Self>, turn: &mut Turn<'_>) {
+    fn message(&mut self, request: Request<Self>, turn: &mut PollContext<'_>) {
         match request {
             Request::Access { target, op, reply } => self.access(target, op, reply, turn),
             Request::TicketDone(ticket, result) => self.ticket_done(ticket, result),

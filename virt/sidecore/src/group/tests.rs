@@ -90,7 +90,7 @@ impl Poller for Child {
         set(&self.shared.leaves, false);
     }
 
-    fn poll(&mut self, turn: &mut Turn<'_>) -> Activity {
+    fn poll(&mut self, turn: &mut PollContext<'_>) -> Activity {
         self.called();
         self.shared.polls.fetch_add(1, Ordering::Relaxed);
         let mut activity = Activity::Idle;
@@ -107,7 +107,7 @@ impl Poller for Child {
         activity
     }
 
-    fn message(&mut self, message: u64, _turn: &mut Turn<'_>) {
+    fn message(&mut self, message: u64, _turn: &mut PollContext<'_>) {
         self.called();
         self.shared.mail.fetch_add(message, Ordering::Relaxed);
     }
@@ -181,7 +181,7 @@ impl Core {
 
     fn poll(&mut self, budget: u64) -> (Activity, u64) {
         self.now = self.now.after(1_000);
-        let mut turn = Turn::new(self.now, budget, &mut self.wakes);
+        let mut turn = PollContext::new(self.now, budget, &mut self.wakes);
         let activity = self.group.poll(&mut turn);
         let spent = turn.spent();
         if activity == Activity::Idle {
@@ -424,7 +424,7 @@ fn a_move_takes_all_or_none_and_those_that_wait_are_served_nine_tenths_of_the_ti
 fn a_message_goes_to_its_child_and_is_dropped_without_one() {
     let mut core = Core::new(2, |_, _| {});
     for (child, message) in [(0, 1), (1, 10), (1, 20), (2, 100), (usize::MAX, 100)] {
-        let mut turn = Turn::new(Nanos(0), 1_600, &mut core.wakes);
+        let mut turn = PollContext::new(Nanos(0), 1_600, &mut core.wakes);
         core.group.message(ToChild { child, message }, &mut turn);
         assert_eq!(turn.spent() > 0, child < 2);
     }

@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use sidecore::{Activity, ArmError, Poller, Probe, Turn, Wakes};
+use sidecore::{Activity, ArmError, PollContext, Poller, Probe, Wakes};
 
 /// Waits for an effect of another thread; fails the test after ten seconds.
 pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
@@ -118,7 +118,7 @@ impl Poller for Device {
         wakes.add(self.ring.kick.as_raw_fd(), 7)
     }
 
-    fn ready(&mut self, token: u32, _turn: &mut Turn<'_>) {
+    fn ready(&mut self, token: u32, _turn: &mut PollContext<'_>) {
         assert_eq!(token, 7);
         let _ = (&self.ring.kick).read(&mut [0; 8]);
     }
@@ -136,7 +136,7 @@ impl Poller for Device {
         }
     }
 
-    fn poll(&mut self, _turn: &mut Turn<'_>) -> Activity {
+    fn poll(&mut self, _turn: &mut PollContext<'_>) -> Activity {
         let avail = self.ring.avail.load(Ordering::Acquire);
         if avail == self.last_avail {
             return Activity::Idle;
@@ -146,7 +146,7 @@ impl Poller for Device {
         Activity::Busy
     }
 
-    fn message(&mut self, (): (), _turn: &mut Turn<'_>) {
+    fn message(&mut self, (): (), _turn: &mut PollContext<'_>) {
         self.ring.messages.fetch_add(1, Ordering::Release);
     }
 

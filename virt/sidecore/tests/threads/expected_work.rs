@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use sidecore::{
-    Activity, AlwaysPoll, ArmError, IdlePolicy, Nanos, Poller, SidecoreBuilder, Turn, Wakes,
+    Activity, AlwaysPoll, ArmError, IdlePolicy, Nanos, PollContext, Poller, SidecoreBuilder, Wakes,
 };
 
 struct Expectant(Arc<AtomicBool>);
@@ -17,11 +17,11 @@ impl Poller for Expectant {
     type Message = ();
     type Probe = AlwaysPoll;
 
-    fn poll(&mut self, _turn: &mut Turn<'_>) -> Activity {
+    fn poll(&mut self, _turn: &mut PollContext<'_>) -> Activity {
         Activity::Idle
     }
 
-    fn message(&mut self, (): (), _turn: &mut Turn<'_>) {}
+    fn message(&mut self, (): (), _turn: &mut PollContext<'_>) {}
 
     fn arm(&mut self, _wakes: &mut Wakes) -> Result<(), ArmError> {
         Ok(())

@@ -14,7 +14,7 @@ use crate::common::{Device, Ring, Style, eventually, wait_for};
 use seeded::Random;
 use sidecore::{
     Activity, AddError, AlwaysPoll, ArmError, ControlConfig, Departure, Fleet, FleetBuilder,
-    IdlePolicy, MoveError, Poller, PollerState, SidecoreBuilder, Turn, Wakes,
+    IdlePolicy, MoveError, PollContext, Poller, PollerState, SidecoreBuilder, Wakes,
 };
 
 const LIMIT: Duration = Duration::from_secs(10);
@@ -52,7 +52,7 @@ impl Poller for Clerk {
         !self.stays.load(Ordering::Relaxed)
     }
 
-    fn poll(&mut self, turn: &mut Turn<'_>) -> Activity {
+    fn poll(&mut self, turn: &mut PollContext<'_>) -> Activity {
         if !self.works.load(Ordering::Relaxed) {
             return Activity::Idle;
         }
@@ -63,7 +63,7 @@ impl Poller for Clerk {
         Activity::Busy
     }
 
-    fn message(&mut self, message: (u64, u64), _turn: &mut Turn<'_>) {
+    fn message(&mut self, message: (u64, u64), _turn: &mut PollContext<'_>) {
         self.got.push(message);
     }
 

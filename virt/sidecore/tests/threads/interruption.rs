@@ -9,7 +9,9 @@ use std::{
 };
 
 use crate::common::eventually;
-use sidecore::{Activity, ArmError, IdlePolicy, Poller, Probe, SidecoreBuilder, Turn, Wakes};
+use sidecore::{
+    Activity, ArmError, IdlePolicy, PollContext, Poller, Probe, SidecoreBuilder, Wakes,
+};
 
 /// State that the pollers share, on one core: plain loads and stores in turns.
 struct Shared {
@@ -85,7 +87,7 @@ impl Poller for Party {
     type Message = ();
     type Probe = Made;
 
-    fn poll(&mut self, turn: &mut Turn<'_>) -> Activity {
+    fn poll(&mut self, turn: &mut PollContext<'_>) -> Activity {
         let shared = &self.shared;
         shared.see();
         match self.role {
@@ -117,7 +119,7 @@ impl Poller for Party {
         Activity::Busy
     }
 
-    fn message(&mut self, (): (), _turn: &mut Turn<'_>) {}
+    fn message(&mut self, (): (), _turn: &mut PollContext<'_>) {}
 
     fn arm(&mut self, _wakes: &mut Wakes) -> Result<(), ArmError> {
         Ok(())

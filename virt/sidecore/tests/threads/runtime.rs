@@ -14,8 +14,8 @@ use std::{
 
 use crate::common::eventually;
 use sidecore::{
-    Activity, AlwaysPoll, ArmError, CallError, IdlePolicy, Monitor, Nanos, Poller, Reply, Sidecore,
-    SidecoreBuilder, SpawnError, Stuck, StuckCause, Turn, Wakes,
+    Activity, AlwaysPoll, ArmError, CallError, IdlePolicy, Monitor, Nanos, PollContext, Poller,
+    Reply, Sidecore, SidecoreBuilder, SpawnError, Stuck, StuckCause, Wakes,
 };
 
 enum Ask {
@@ -45,7 +45,7 @@ impl Poller for Scribe {
     type Message = Ask;
     type Probe = AlwaysPoll;
 
-    fn poll(&mut self, turn: &mut Turn<'_>) -> Activity {
+    fn poll(&mut self, turn: &mut PollContext<'_>) -> Activity {
         match self.deadline {
             Some(at) if turn.now() >= at => {
                 self.deadline = None;
@@ -56,7 +56,7 @@ impl Poller for Scribe {
         }
     }
 
-    fn message(&mut self, message: Ask, _turn: &mut Turn<'_>) {
+    fn message(&mut self, message: Ask, _turn: &mut PollContext<'_>) {
         match message {
             Ask::Echo(x, reply) => reply.send(x),
             Ask::Drop(reply) => drop(reply),

@@ -14,7 +14,8 @@ use std::{
 
 use crate::common::{eventfd, eventually};
 use sidecore::{
-    Activity, ArmError, IdlePolicy, Nanos, Poller, Probe, Sidecore, SidecoreBuilder, Turn, Wakes,
+    Activity, ArmError, IdlePolicy, Nanos, PollContext, Poller, Probe, Sidecore, SidecoreBuilder,
+    Wakes,
 };
 
 /// Poller that always has work, in pieces of one cost.
@@ -38,7 +39,7 @@ impl Poller for Glutton {
     type Message = ();
     type Probe = Blind;
 
-    fn poll(&mut self, turn: &mut Turn<'_>) -> Activity {
+    fn poll(&mut self, turn: &mut PollContext<'_>) -> Activity {
         for _ in 0..self.batch {
             if turn.is_spent() {
                 break;
@@ -48,7 +49,7 @@ impl Poller for Glutton {
         Activity::Busy
     }
 
-    fn message(&mut self, (): (), _turn: &mut Turn<'_>) {}
+    fn message(&mut self, (): (), _turn: &mut PollContext<'_>) {}
 
     fn arm(&mut self, _wakes: &mut Wakes) -> Result<(), ArmError> {
         Ok(())
@@ -125,7 +126,7 @@ impl Poller for Worker {
     type Message = ();
     type Probe = Blind;
 
-    fn poll(&mut self, turn: &mut Turn<'_>) -> Activity {
+    fn poll(&mut self, turn: &mut PollContext<'_>) -> Activity {
         while !turn.is_spent() {
             let start = Nanos::now();
             while Nanos::now().since(start) < self.takes_ns {}
@@ -135,7 +136,7 @@ impl Poller for Worker {
         Activity::Busy
     }
 
-    fn message(&mut self, (): (), _turn: &mut Turn<'_>) {}
+    fn message(&mut self, (): (), _turn: &mut PollContext<'_>) {}
 
     fn arm(&mut self, _wakes: &mut Wakes) -> Result<(), ArmError> {
         Ok(())
@@ -220,20 +221,20 @@ impl Poller for Listener {
             .map_or(Ok(()), |bell| wakes.add(bell.as_raw_fd(), 3))
     }
 
-    fn poll(&mut self, _turn: &mut Turn<'_>) -> Activity {
+    fn poll(&mut self, _turn: &mut PollContext<'_>) -> Activity {
         Activity::Idle
     }
 
     /// Takes another descriptor instead. The old one is closed without being removed, which is an
     /// error.
-    fn message(&mut self, bell: Option<File>, turn: &mut Turn<'_>) {
+    fn message(&mut self, bell: Option<File>, turn: &mut PollContext<'_>) {
         self.bell = bell;
         if let Some(bell) = &self.bell {
             turn.wakes().add(bell.as_raw_fd(), 3).unwrap();
         }
     }
 
-    fn ready(&mut self, token: u32, _turn: &mut Turn<'_>) {
+    fn ready(&mut self, token: u32, _turn: &mut PollContext<'_>) {
         assert_eq!(token, 3);
         self.heard.fetch_add(1, Ordering::Relaxed);
         if let Some(mut bell) = self.bell.as_ref().filter(|_| !self.is_deaf) {

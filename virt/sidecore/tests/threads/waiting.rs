@@ -4,7 +4,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use sidecore::{Activity, AlwaysPoll, ArmError, IdlePolicy, Poller, SidecoreBuilder, Turn, Wakes};
+use sidecore::{
+    Activity, AlwaysPoll, ArmError, IdlePolicy, PollContext, Poller, SidecoreBuilder, Wakes,
+};
 
 use crate::common::eventually;
 
@@ -15,14 +17,14 @@ impl Poller for Disk {
     type Message = ();
     type Probe = AlwaysPoll;
 
-    fn poll(&mut self, _turn: &mut Turn<'_>) -> Activity {
+    fn poll(&mut self, _turn: &mut PollContext<'_>) -> Activity {
         match self.0.load(Ordering::Relaxed) {
             true => Activity::Waiting,
             false => Activity::Idle,
         }
     }
 
-    fn message(&mut self, (): (), _turn: &mut Turn<'_>) {}
+    fn message(&mut self, (): (), _turn: &mut PollContext<'_>) {}
 
     fn arm(&mut self, _wakes: &mut Wakes) -> Result<(), ArmError> {
         Ok(())

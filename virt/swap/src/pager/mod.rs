@@ -24,7 +24,7 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use guest_mem::{Gpa, PAGE_SIZE, Pages, PhysMem};
-use sidecore::{Activity, AlwaysPoll, ArmError, Handle, Nanos, Poller, Turn, Wakes};
+use sidecore::{Activity, AlwaysPoll, ArmError, Handle, Nanos, PollContext, Poller, Wakes};
 use uffd::{GuestMapping, Stores};
 
 use crate::batch::Batch;
@@ -505,7 +505,7 @@ impl Poller for Pager {
     type Message = Message;
     type Probe = AlwaysPoll;
 
-    fn poll(&mut self, turn: &mut Turn<'_>) -> Activity {
+    fn poll(&mut self, turn: &mut PollContext<'_>) -> Activity {
         self.watermark.rise(&mut self.book, &self.ram);
         match self.turn(turn.now()) {
             Ok(true) => Activity::Busy,
@@ -518,7 +518,7 @@ impl Poller for Pager {
         }
     }
 
-    fn message(&mut self, message: Message, _turn: &mut Turn<'_>) {
+    fn message(&mut self, message: Message, _turn: &mut PollContext<'_>) {
         if let Err(error) = self.told(message) {
             self.end_of(&error);
         }

@@ -18,8 +18,8 @@ use guest_mem::{
 };
 use rustix::fs::{SeekFrom, seek};
 use sidecore::{
-    Activity, AlwaysPoll, ArmError, Handle, IdlePolicy, Poller, Sidecore, SidecoreBuilder, Turn,
-    Wakes,
+    Activity, AlwaysPoll, ArmError, Handle, IdlePolicy, PollContext, Poller, Sidecore,
+    SidecoreBuilder, Wakes,
 };
 use swap::balloon::SwappedBalloon;
 use swap::book::{FaultOrigin, IoPolicy, Page, Trouble};
@@ -181,7 +181,7 @@ impl Poller for Owner {
     type Message = Request;
     type Probe = AlwaysPoll;
 
-    fn poll(&mut self, _: &mut Turn<'_>) -> Activity {
+    fn poll(&mut self, _: &mut PollContext<'_>) -> Activity {
         let mut is_busy = false;
         for (number, disk) in self.disks.iter_mut().enumerate() {
             disk.flush();
@@ -199,7 +199,7 @@ impl Poller for Owner {
         }
     }
 
-    fn message(&mut self, request: Request, _: &mut Turn<'_>) {
+    fn message(&mut self, request: Request, _: &mut PollContext<'_>) {
         match request {
             Request::Transfer(transfer) => self.begin(transfer),
             Request::Evict(pages) => self.evict(&pages),

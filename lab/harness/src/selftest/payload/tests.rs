@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use sidecore::{Activity, AlwaysPoll, ArmError, Nanos, Poller, Turn, Wakes};
+use sidecore::{Activity, AlwaysPoll, ArmError, Nanos, PollContext, Poller, Wakes};
 
 use super::RegisterMode;
 use super::machine::soak;
@@ -71,11 +71,11 @@ impl Poller for Unarmed {
     type Message = Request;
     type Probe = AlwaysPoll;
 
-    fn poll(&mut self, turn: &mut Turn<'_>) -> Activity {
+    fn poll(&mut self, turn: &mut PollContext<'_>) -> Activity {
         self.0.poll(turn)
     }
 
-    fn message(&mut self, request: Request, turn: &mut Turn<'_>) {
+    fn message(&mut self, request: Request, turn: &mut PollContext<'_>) {
         self.0.message(request, turn);
     }
 

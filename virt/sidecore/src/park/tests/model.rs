@@ -25,8 +25,8 @@ use loom::{
 use super::*;
 use crate::{
     mailbox::{Inbox, mailbox},
+    poll_context::PollContext,
     poller::{Activity, Probe},
-    turn::Turn,
     wakes::Wakes,
 };
 
@@ -171,7 +171,7 @@ impl Poller for Queue {
     type Message = ();
     type Probe = Avail;
 
-    fn poll(&mut self, _turn: &mut Turn<'_>) -> Activity {
+    fn poll(&mut self, _turn: &mut PollContext<'_>) -> Activity {
         let avail = self.words.avail.load(Ordering::Acquire);
         let has_new = avail != self.last_avail;
         self.last_avail = avail;
@@ -182,9 +182,9 @@ impl Poller for Queue {
         }
     }
 
-    fn message(&mut self, (): (), _turn: &mut Turn<'_>) {}
+    fn message(&mut self, (): (), _turn: &mut PollContext<'_>) {}
 
-    fn ready(&mut self, _token: u32, _turn: &mut Turn<'_>) {
+    fn ready(&mut self, _token: u32, _turn: &mut PollContext<'_>) {
         self.notifier.drain();
     }
 
@@ -321,7 +321,7 @@ impl World {
     ) {
         let mut waiter = NotifierWaiter(Arc::clone(notifiers));
         let mut wakes = Wakes::by_hand();
-        let mut turn = Turn::new(Nanos(0), 1, &mut wakes);
+        let mut turn = PollContext::new(Nanos(0), 1, &mut wakes);
         let mut is_active = vec![true; self.queues.len()];
         let mut messages = 0;
         loop {

@@ -7,8 +7,8 @@
 //! charged the poller's estimate.
 //!
 //! A turn ends early for a poller that has got work meanwhile and has done less than its share. A
-//! long turn asks for that ([`Turn::others_wait`]), since only the poller knows where it may stop,
-//! and continues after the other one.
+//! long turn asks for that ([`PollContext::others_wait`]), since only the poller knows where it may
+//! stop, and continues after the other one.
 //!
 //! Only time of the sidecore's thread is charged. What the kernel and other threads do for a poller
 //! at the same time (image threads, io_uring's workers, the storage itself) is charged to no
@@ -45,7 +45,7 @@ pub(crate) trait Others {
 }
 
 /// One call of a poller.
-pub struct Turn<'a> {
+pub struct PollContext<'a> {
     now: Nanos,
     budget: u64,
     spent: u64,
@@ -72,9 +72,9 @@ pub(crate) enum End {
     Late,
 }
 
-impl fmt::Debug for Turn<'_> {
+impl fmt::Debug for PollContext<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Turn")
+        f.debug_struct("PollContext")
             .field("now", &self.now)
             .field("budget", &self.budget)
             .field("spent", &self.spent)
@@ -85,11 +85,11 @@ impl fmt::Debug for Turn<'_> {
     }
 }
 
-impl<'a> Turn<'a> {
+impl<'a> PollContext<'a> {
     /// Creates a turn at `now` for `budget` cost units. Called by the runtime, and by tests that
     /// call a poller directly (with [`Wakes::by_hand`]).
     pub fn new(now: Nanos, budget: u64, wakes: &'a mut Wakes) -> Self {
-        Turn {
+        PollContext {
             now,
             budget,
             spent: 0,
@@ -113,12 +113,12 @@ impl<'a> Turn<'a> {
     }
 
     /// Creates a turn of part `at` of the poller, within this one: others wait for both.
-    pub(crate) fn part_turn(&mut self, at: usize, budget: u64) -> Turn<'_> {
-        Turn {
+    pub(crate) fn part_turn(&mut self, at: usize, budget: u64) -> PollContext<'_> {
+        PollContext {
             others: self.others,
             asks: (self.asks.0, Cell::new(0)),
             ends_at: self.ends_at,
-            ..Turn::new(self.now, budget, self.wakes.part(at))
+            ..PollContext::new(self.now, budget, self.wakes.part(at))
         }
     }
 
