@@ -3,7 +3,7 @@
 use guest_mem::{Iommu, Iova, Perm, PhysMem};
 use vio::blk::{Blk, BlkConfig, Transfer};
 use vio::ring::{Ring, RingPosition};
-use vio::{Activity, CancelReason, QueueConfig, QueueDevice, Service, StoppedQueue, Visit};
+use vio::{Activity, CancelReason, PollBudget, QueueConfig, QueueDevice, Service, StoppedQueue};
 
 use super::MEMORY;
 use super::irq::CountIrq;
@@ -161,7 +161,7 @@ impl World {
     }
 
     fn visit(&mut self, budget: u64) -> Activity {
-        let mut visit = Visit::new(self.now_ns, budget);
+        let mut visit = PollBudget::new(self.now_ns, budget);
         self.blk.visit(&mut self.dma, &mut self.irq, &mut visit)
     }
 

@@ -7,7 +7,7 @@ use guest_mem::{Gpa, Iommu, Iova, Perm, PhysMem};
 use vio::blk::request::feature as blk_feature;
 use vio::blk::{Blk, BlkConfig, MemDisk, SECTOR};
 use vio::ring::{Parked, RingPosition};
-use vio::{QueueConfig, QueueDevice, Visit, feature};
+use vio::{PollBudget, QueueConfig, QueueDevice, feature};
 
 use super::MEMORY;
 use super::irq::CountIrq;
@@ -252,7 +252,7 @@ impl World {
         self.model.disk = Bytes::new(disk);
         let _ = self
             .blk
-            .visit(&mut self.dma, &mut self.irq, &mut Visit::new(0, 1));
+            .visit(&mut self.dma, &mut self.irq, &mut PollBudget::new(0, 1));
         let memory = self.contents();
         let parked = self.parked();
         let disk = self.disk();
@@ -327,7 +327,7 @@ impl World {
                 let config = self.irq.config;
                 let _ = self
                     .blk
-                    .visit(&mut self.dma, &mut self.irq, &mut Visit::new(0, 1));
+                    .visit(&mut self.dma, &mut self.irq, &mut PollBudget::new(0, 1));
                 assert_eq!(self.irq.config, config + 1);
                 return;
             }

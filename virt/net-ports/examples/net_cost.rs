@@ -25,7 +25,7 @@ use guest_mem::{
 use net_ports::{Loop, Sink, Source};
 use vio::net::{Net, NetPort, RX, TX};
 use vio::ring::Ring;
-use vio::{Interrupt, QueueConfig, QueueDevice, Visit, feature};
+use vio::{Interrupt, PollBudget, QueueConfig, QueueDevice, feature};
 
 const SIZE: u16 = 256;
 const FRAME: u32 = 64;
@@ -60,14 +60,14 @@ struct World {
 #[inline(never)]
 fn visit(net: &mut Net, direct: &mut DirectMap, ram: &ForeignRam) {
     let mut view = View::new(direct, ram, SourceId(0));
-    let _ = black_box(net.visit(&mut view, &mut Quiet, &mut Visit::new(0, BUDGET)));
+    let _ = black_box(net.visit(&mut view, &mut Quiet, &mut PollBudget::new(0, BUDGET)));
 }
 
 /// The same, under a name of its own.
 #[inline(never)]
 fn warm_up(net: &mut Net, direct: &mut DirectMap, ram: &ForeignRam) {
     let mut view = View::new(direct, ram, SourceId(0));
-    let _ = black_box(net.visit(&mut view, &mut Quiet, &mut Visit::new(1, BUDGET)));
+    let _ = black_box(net.visit(&mut view, &mut Quiet, &mut PollBudget::new(1, BUDGET)));
 }
 
 /// Where a queue's buffer begins; its frame begins on a cache line.

@@ -15,8 +15,8 @@ use arrayvec::ArrayVec;
 use guest_mem::{Dma, Intent, KeepAlive, Stop};
 use machine::RefusedAccess;
 use serde::{Deserialize, Serialize};
+use vio::poll_budget::cost;
 use vio::ring::{Chain, RingStop, Segment, Token, write_row};
-use vio::visit::cost;
 use vio::{
     Activity, Context, Device, DeviceClass, Environment, SavedState, ServedQueue, Step, feature,
     read_space,

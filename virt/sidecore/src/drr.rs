@@ -71,7 +71,7 @@ struct Flow {
 
 /// A visit to a flow, and its budget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Visit {
+pub(crate) struct Grant {
     pub(crate) flow: FlowId,
     /// Cost units, at least 1.
     pub(crate) budget: u64,
@@ -315,7 +315,7 @@ impl Drr {
     /// Returns the next flow to visit in this round. The caller must [`finish`](Self::finish) the
     /// visit, or [`cut`](Self::cut) it short, before the next call.
     #[inline]
-    pub(crate) fn next(&mut self) -> Option<Visit> {
+    pub(crate) fn next(&mut self) -> Option<Grant> {
         // Most sweeps of an idle core end here.
         let is_over = self.woken.is_empty() && self.again.is_empty() && self.cut.is_empty();
         if is_over && self.ring.is_empty() {
@@ -325,7 +325,7 @@ impl Drr {
         self.next_of_some()
     }
 
-    fn next_of_some(&mut self) -> Option<Visit> {
+    fn next_of_some(&mut self) -> Option<Grant> {
         while let Some(flow) = self.woken.pop_front() {
             self.place = Place {
                 flow,
@@ -384,14 +384,14 @@ impl Drr {
     }
 
     /// Returns a visit to `flow`; `None` if it is in debt.
-    fn visit(&mut self, flow: FlowId) -> Option<Visit> {
+    fn visit(&mut self, flow: FlowId) -> Option<Grant> {
         let of = &self.flows[flow];
         if of.deficit <= 0 {
             return None;
         }
         self.has_served |= of.state == State::Hungry;
         self.budget = of.deficit;
-        Some(Visit {
+        Some(Grant {
             flow,
             budget: of.deficit as u64,
         })

@@ -38,7 +38,7 @@ use std::{
 
 use crate::{
     clock::Nanos,
-    drr::{self, Drr, State, Visit},
+    drr::{self, Drr, Grant, State},
     poll_context::PollContext,
     poller::{Activity, ArmError, Departure, Poller, Probe},
     pollers::Pollers,
@@ -311,7 +311,7 @@ impl<P: Poller> Group<P> {
     /// the turn before, if that was measured.
     fn visit(
         &mut self,
-        visit: Visit,
+        visit: Grant,
         start: Option<Nanos>,
         turn: &mut PollContext<'_>,
     ) -> (Activity, Option<Nanos>) {

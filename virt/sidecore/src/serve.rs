@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 
 use crate::{
     clock::Nanos,
-    drr::{self, Drr, State, Visit},
+    drr::{self, Drr, Grant, State},
     poll_context::{End, Others, PollContext},
     poller::{Activity, Poller, Probe},
     run::{Core, EVENTS, LOOK_EVERY_NS, epoll_with},
@@ -179,7 +179,7 @@ impl<P: Poller> Core<P> {
     }
 
     /// Gives one poller its turn. `start`: the end of the turn before, if that was measured.
-    pub(crate) fn visit(&mut self, visit: Visit, start: Option<Nanos>) -> Visited {
+    pub(crate) fn visit(&mut self, visit: Grant, start: Option<Nanos>) -> Visited {
         let at = visit.flow;
         let Some(member) = &self.members[at] else {
             self.drr.finish(at, State::Away);

@@ -11,7 +11,7 @@ use sidecore::{
     Activity, ArmError, Departure, Nanos, PollContext, Poller, Reply, Wakes, WritePermit,
 };
 use vhost_user::backend::Kick;
-use vio::{Device, DeviceClass, QueueDevice, Service, Visit};
+use vio::{Device, DeviceClass, PollBudget, QueueDevice, Service};
 
 use crate::config::{ExportConfig, ExportStats};
 use crate::deferred_drop::DeferredDrop;
@@ -158,7 +158,7 @@ impl<C: DeviceClass, M: RegionMemory> Export<C, M> {
             now_ns: Nanos::now().0,
         };
         // Nothing is taken by a visit that may cost nothing.
-        let mut visit = Visit::new(calls.now_ns, 0);
+        let mut visit = PollBudget::new(calls.now_ns, 0);
         let device = &mut self.device;
         let _ = with_view!(peer.memory, view => device.visit(view, &mut calls, &mut visit));
         for queue in &mut peer.queues {

@@ -13,7 +13,7 @@ use vhost_user::channel::{DEFAULT_BACKLOG, DEFAULT_MAX_PAYLOAD, ReceiveError, Re
 use vhost_user::wire::{Message, ProtocolFeatures, RequestId};
 use vio::net::net_feature;
 use vio::ring::Watch;
-use vio::{CancelReason, Device, DeviceClass, QueueDevice, Visit, feature};
+use vio::{CancelReason, Device, DeviceClass, PollBudget, QueueDevice, feature};
 
 use crate::config::{ExportConfig, ExportStats};
 use crate::deferred_drop::{DeferredDrop, is_taken};
@@ -499,7 +499,7 @@ impl<M: RegionMemory> Peer<M> {
         turn: &mut PollContext<'_>,
     ) -> Served {
         let now_ns = turn.now().0;
-        let mut visit = Visit::new(now_ns, turn.budget());
+        let mut visit = PollBudget::new(now_ns, turn.budget());
         let mut activity = Activity::Idle;
         if self.has_begun {
             let mut calls = Calls {

@@ -12,7 +12,7 @@ use std::error::Error;
 use common::{Case, MIB, SIZE, World};
 use guest_mem::PhysMem;
 use vio::blk::{Blk, BlkConfig, BlockIo, MemDisk, NullDisk};
-use vio::{Interrupt, QueueDevice, Visit};
+use vio::{Interrupt, PollBudget, QueueDevice};
 
 /// Interrupt sink that discards all interrupts.
 struct Quiet;
@@ -38,7 +38,7 @@ fn run(world: &World, case: Case, disk: Box<dyn BlockIo>) -> Result<f64, Box<dyn
             1 => 1,
             batch => u64::from(batch) * 600,
         };
-        let _ = blk.visit(view, &mut Quiet, &mut Visit::new(0, cost));
+        let _ = blk.visit(view, &mut Quiet, &mut PollBudget::new(0, cost));
         assert_eq!(blk.stats().requests - before, u64::from(batch));
         Ok(())
     })

@@ -24,10 +24,10 @@ use crate::device::{
     Activity, CancelReason, DeviceStats, Interrupt, NetworkRequest, QueueDevice, Service,
     StoppedQueue,
 };
+use crate::poll_budget::PollBudget;
 use crate::queue_config::{ActivateError, QueueConfig, check_features};
 use crate::ring::{Chain, Ring, RingStats, RingStop, Violation};
 use crate::saved::{SAVED_VERSION, SavedDevice, SavedState};
-use crate::visit::Visit;
 use class::OwnerEnvironment;
 pub use class::{Context, DeviceClass, Environment, Step};
 use life::Life;
@@ -200,7 +200,7 @@ impl<C: DeviceClass> Device<C> {
         core.queues[at].is_enabled = false;
         core.class.set_enabled(index, false);
         if core.life.may_touch() && core.queues[at].ring.parked().is_none() {
-            let mut visit = Visit::alone(core.now_ns);
+            let mut visit = PollBudget::alone(core.now_ns);
             core.publish(
                 at,
                 &mut Context::<OwnerEnvironment<_, _>>::new(dma, irq, &mut visit, stats),
@@ -239,7 +239,7 @@ impl<C: DeviceClass> Device<C> {
         &mut self,
         dma: &mut D,
         irq: &mut impl Interrupt,
-        visit: &mut Visit,
+        visit: &mut PollBudget,
     ) -> Activity {
         self.visit_beside(dma, irq, visit, None)
     }
@@ -250,7 +250,7 @@ impl<C: DeviceClass> Device<C> {
         &mut self,
         dma: &mut D,
         irq: &mut impl Interrupt,
-        visit: &mut Visit,
+        visit: &mut PollBudget,
         others: Option<&dyn Fn() -> bool>,
     ) -> Activity {
         let Self { core, stats } = self;
@@ -436,7 +436,7 @@ impl<C: DeviceClass> QueueDevice for Device<C> {
     }
 
     fn poll<D: Dma>(&mut self, dma: &mut D, irq: &mut impl Interrupt, now_ns: u64) -> Activity {
-        self.visit(dma, irq, &mut Visit::alone(now_ns))
+        self.visit(dma, irq, &mut PollBudget::alone(now_ns))
     }
 
     fn kick(&mut self, queue: u16) {

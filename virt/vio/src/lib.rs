@@ -33,13 +33,13 @@ mod device;
 mod fake_driver;
 mod line_budget;
 pub mod net;
+pub mod poll_budget;
 mod queue_config;
 mod remote;
 pub mod ring;
 pub mod rng;
 mod saved;
 pub mod throttle;
-pub mod visit;
 
 pub use body::{Context, Device, DeviceClass, Environment, ServedQueue, Step};
 pub use device::{
@@ -47,8 +47,8 @@ pub use device::{
     StoppedQueue, read_space,
 };
 pub use line_budget::LineBudget;
+pub use poll_budget::PollBudget;
 pub use queue_config::{ActivateError, QueueConfig, feature};
 pub use remote::{Remote, RemoteDevice, RemoteMemory};
 pub use saved::{SAVED_VERSION, SavedDevice, SavedQueue, SavedState};
 pub use throttle::{Rate, RateLimits, Throttle};
-pub use visit::Visit;

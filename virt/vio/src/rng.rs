@@ -21,11 +21,11 @@ use serde::{Deserialize, Serialize};
 use crate::body::{Context, Device, DeviceClass, Environment, ServedQueue, Step};
 use crate::device::{Activity, read_space};
 use crate::line_budget::LineBudget;
+use crate::poll_budget::cost;
 use crate::queue_config::feature;
 use crate::ring::{Chain, RETRY_NS, RingStop};
 use crate::saved::SavedState;
 use crate::throttle::{Rate, RateLimits, Throttle};
-use crate::visit::cost;
 
 /// Most bytes of one answer. Linux asks for 32 to 64 at a time.
 pub const MAX_ANSWER: usize = 1024;

@@ -144,7 +144,7 @@ fn serve_beside(costs: &[u64], total: u64, at_once: bool, seed: u64) -> (Vec<u64
     }
     while got.iter().sum::<u64>() < total {
         drr.begin_round();
-        while let Some(Visit { flow, budget }) = drr.next() {
+        while let Some(Grant { flow, budget }) = drr.next() {
             let (mut used, mut is_cut) = (0, false);
             match flow.checked_sub(1) {
                 Some(other) => used = costs[other],
@@ -340,7 +340,7 @@ fn an_interrupter_is_visited_before_the_woken_flow_that_it_interrupts() {
 /// to do.
 fn rest_of_round(drr: &mut Drr, cost: u64) -> Vec<(FlowId, u64)> {
     let mut visits = Vec::new();
-    while let Some(Visit { flow, budget }) = drr.next() {
+    while let Some(Grant { flow, budget }) = drr.next() {
         visits.push((flow, budget));
         drr.charge(flow, cost);
         drr.finish(flow, State::Hungry);
@@ -440,7 +440,7 @@ fn a_neighbour_with_large_requests_gets_no_more_time() {
     assert!(got[0].abs_diff(got[1]) < 20_000, "{got:?}");
 }
 
-fn one_round(drr: &mut Drr) -> Vec<Visit> {
+fn one_round(drr: &mut Drr) -> Vec<Grant> {
     let mut visits = Vec::new();
     drr.begin_round();
     while let Some(visit) = drr.next() {
@@ -501,7 +501,7 @@ fn a_monstrous_charge_is_forgiven_in_the_end() {
 fn round_of(drr: &mut Drr, state: State) -> Vec<(FlowId, u64, bool)> {
     let mut visits = Vec::new();
     drr.begin_round();
-    while let Some(Visit { flow, budget }) = drr.next() {
+    while let Some(Grant { flow, budget }) = drr.next() {
         visits.push((flow, budget, drr.is_contended(flow)));
         drr.finish(flow, state);
     }

@@ -7,8 +7,8 @@ use super::statistics::{ENTRY, MAX_ENTRIES, Statistics};
 use super::{BalloonClass, Progress, Queue, Role};
 use crate::body::{Context, DeviceClass, Environment, Step};
 use crate::device::Activity;
+use crate::poll_budget::cost;
 use crate::ring::{Chain, wait_for_all};
-use crate::visit::cost;
 
 /// Bytes of a page number.
 const PFN: u32 = 4;

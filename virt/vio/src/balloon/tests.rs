@@ -16,7 +16,7 @@ mod statistics;
 use super::pages::{MAX_PAGES, Numbers};
 use super::*;
 use crate::fake_driver::{AnyDriver, CountIrq};
-use crate::visit::{Visit, cost};
+use crate::poll_budget::{PollBudget, cost};
 use crate::{Activity, QueueDevice};
 
 const MIB: u64 = 1 << 20;
@@ -347,7 +347,7 @@ fn a_long_array_is_worked_off_in_bounded_steps() {
         let mut visits = 0;
         let mut is_deflated_at = None;
         while guest.used(INFLATE) == 0 {
-            let mut visit = Visit::alone(0);
+            let mut visit = PollBudget::alone(0);
             let _ = guest.balloon.visit(&mut dma, &mut guest.irq, &mut visit);
             visits += 1;
             assert!(visits < 10_000, "it gets no further");

@@ -74,10 +74,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::body::{Context, Device, DeviceClass, Environment, ServedQueue};
 use crate::line_budget::LineBudget;
+use crate::poll_budget::cost;
 use crate::ring::Chain;
 use crate::saved::SavedState;
 use crate::throttle::{RateLimits, Throttle};
-use crate::visit::cost;
 use request::ID_LEN;
 use slot::{Request, WaitingFor};
 use stalled::Stalled;

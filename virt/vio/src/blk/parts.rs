@@ -10,8 +10,8 @@ use super::{BlkClass, BlkQueue, Queue};
 use crate::body::{Context, Environment, Step};
 use crate::device::Activity;
 use crate::line_budget::LineBudget;
+use crate::poll_budget::cost;
 use crate::ring::RingStop;
-use crate::visit::cost;
 
 impl BlkClass {
     /// Starts the part that is prepared in `slot`. It may be over at once.

@@ -8,8 +8,8 @@ use super::request::{self, Action, HEADER_LEN, Parsed, STATUS_IOERR, STATUS_OK};
 use super::slot::{Ready, Reply, Request, WaitingFor};
 use super::{BlkClass, MAX_TRANSFER, Queue};
 use crate::body::{Context, Environment};
+use crate::poll_budget::cost;
 use crate::ring::{Chain, RingStop, Violation};
-use crate::visit::cost;
 
 /// Outcome of an attempt to take one chain.
 pub(super) enum Taken {

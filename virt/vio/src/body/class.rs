@@ -35,9 +35,9 @@ use guest_mem::{Access, Dma, KeepAlive, Ticket};
 
 use super::served::ServedQueue;
 use crate::device::{Activity, CancelReason, DeviceStats, Interrupt, NetworkRequest};
+use crate::poll_budget::PollBudget;
 use crate::ring::{Ahead, Chain, RingStop, Violation};
 use crate::saved::SavedState;
-use crate::visit::Visit;
 
 /// Types of the resources that a visit lends a device. Further resources of some owners can be
 /// added here without a change of a class.
@@ -62,7 +62,7 @@ pub struct Context<'a, E: Environment> {
     pub dma: &'a mut E::Dma,
     pub(super) irq: &'a mut E::Interrupt,
     /// Budget of the visit; each piece of work is charged to it.
-    pub visit: &'a mut Visit,
+    pub visit: &'a mut PollBudget,
     /// Whether other devices on the core wait for the visit's end.
     pub(super) others: Option<&'a dyn Fn() -> bool>,
     /// The device's counters; those of rings, doorbells and interrupts are counted by the body.
@@ -77,7 +77,7 @@ impl<'a, E: Environment> Context<'a, E> {
     pub(super) fn new(
         dma: &'a mut E::Dma,
         irq: &'a mut E::Interrupt,
-        visit: &'a mut Visit,
+        visit: &'a mut PollBudget,
         stats: &'a mut DeviceStats,
     ) -> Self {
         Self {

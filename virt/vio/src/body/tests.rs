@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 use crate::body::{Context, DeviceClass, Environment, ServedQueue, Step};
 use crate::device::CancelReason;
 use crate::fake_driver::{AnyDriver, CountIrq};
+use crate::poll_budget::PollBudget;
 use crate::ring::{Chain, FullJournal, Journal, Ring, RingStart, Violation};
 use crate::saved::SavedState;
-use crate::visit::Visit;
 use crate::{Activity, Device, QueueDevice, feature};
 
 /// Class of two queues that answers every chain as a test says.
@@ -305,11 +305,11 @@ fn watch_fires_for_requests_after_a_visit_and_leftovers_need_no_watch() {
         let mut dma = guest.dma();
         // A visit for one request takes one of two, and has seen the other.
         guest.driver.add(&[], &[(0x4_1000, 8)]);
-        let mut visit = Visit::new(0, 1);
+        let mut visit = PollBudget::new(0, 1);
         let visited = guest.device.visit(&mut dma, &mut guest.irq, &mut visit);
         assert_eq!(visited, Activity::Busy);
         while guest.device.has_left(&mut dma) {
-            let mut visit = Visit::new(0, 100);
+            let mut visit = PollBudget::new(0, 100);
             let _ = guest.device.visit(&mut dma, &mut guest.irq, &mut visit);
         }
         let used = std::iter::from_fn(|| guest.driver.used()).count();

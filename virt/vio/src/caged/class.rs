@@ -11,8 +11,8 @@ use crate::blk::SavedBlk;
 use crate::body::{Context, DeviceClass, Environment, ServedQueue, Step};
 use crate::device::{Activity, CancelReason, read_space};
 use crate::line_budget::LineBudget;
+use crate::poll_budget::cost;
 use crate::ring::{RingStop, Violation};
-use crate::visit::cost;
 
 type Queue = ServedQueue<CagedQueue>;
 

@@ -14,8 +14,8 @@ use super::filter::{Filter, MAC_ENTRIES, Mac, MacList};
 use super::{NetClass, Queue, is_station, net_feature};
 use crate::body::{Context, Environment, ServedQueue, Step};
 use crate::device::Activity;
+use crate::poll_budget::cost;
 use crate::ring::{Buffers, Chain, Violation};
-use crate::visit::cost;
 use guest_mem::{Access, Dma};
 
 const OK: u8 = 0;

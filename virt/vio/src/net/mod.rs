@@ -54,11 +54,11 @@ pub use responder::{MAX_REPLIES, Responder};
 
 use crate::body::{Context, Device, DeviceClass, Environment, ServedQueue, Step};
 use crate::device::{Activity, CancelReason, NetworkRequest, read_space};
+use crate::poll_budget::cost;
 use crate::queue_config::{feature, is_queue_size};
 use crate::ring::{Ahead, Chain, RingStop, Single};
 use crate::saved::SavedState;
 use crate::throttle::{RateLimits, Throttle};
-use crate::visit::cost;
 use transmit::Kept;
 
 /// Frames of a burst beside others: about a microsecond.

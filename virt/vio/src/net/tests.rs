@@ -20,7 +20,7 @@ mod remote_control;
 use super::*;
 use crate::fake_driver::{AnyDriver, CountIrq};
 use crate::ring::RETRY_NS;
-use crate::{QueueDevice, Service, Visit};
+use crate::{PollBudget, QueueDevice, Service};
 
 const GUEST_MAC: [u8; 6] = [0x02, 0, 0, 0, 0, 0x10];
 const PEER_MAC: [u8; 6] = [0x02, 0, 0, 0, 0, 0x01];
@@ -685,7 +685,7 @@ fn the_transmit_queue_is_served_first_unless_a_visit_ended_before_the_other_had_
                     guest.send(&arp_request());
                     wire.ends().to_guest.push_back(vec![0; 60]);
                 }
-                let mut visit = Visit::new(0, budget);
+                let mut visit = PollBudget::new(0, budget);
                 let _ = guest.net.visit(&mut dma, &mut guest.irq, &mut visit);
                 assert_eq!(std::mem::take(&mut wire.ends().order), order);
                 let back = (guest.received().len(), guest.tx.used().is_some());
@@ -732,7 +732,7 @@ fn a_visit_ends_when_others_wait_and_asks_every_few_frames() {
                 asked.set(asked.get() + 1);
                 waits
             };
-            let (mut dma, mut visit) = (guest.dma(), Visit::new(0, 1_000_000));
+            let (mut dma, mut visit) = (guest.dma(), PollBudget::new(0, 1_000_000));
             let net = &mut guest.net;
             let _ = net.visit_beside(&mut dma, &mut guest.irq, &mut visit, Some(&others));
             let sent = std::mem::take(&mut wire.ends().from_guest).len();
@@ -764,7 +764,7 @@ fn frames_in_rows_do_not_overtake_those_in_longer_chains() {
         let frames = (0..13).map(|n| [&[0; 6][..], &[n; 54]].concat());
         let frames = Vec::from_iter(frames);
         wire.ends().to_guest.extend(frames.iter().cloned());
-        let (mut dma, mut visit) = (guest.dma(), Visit::new(0, 1_000_000));
+        let (mut dma, mut visit) = (guest.dma(), PollBudget::new(0, 1_000_000));
         let (net, irq) = (&mut guest.net, &mut guest.irq);
         let _ = net.visit_beside(&mut dma, irq, &mut visit, Some(&|| false));
         let got = std::iter::from_fn(|| guest.frame()).map(|(frame, _)| frame);

@@ -15,7 +15,7 @@ use super::ahead::Ahead;
 use super::any::Ring;
 use super::chain::Chain;
 use super::rest::RingStop;
-use crate::visit::{Visit, cost};
+use crate::poll_budget::{PollBudget, cost};
 
 /// Bytes of chains that wait at a time: two of the longest block requests.
 const MOST_BYTES: u64 = 8 << 20;
@@ -92,7 +92,7 @@ impl Following {
         ring: &mut Ring,
         dma: &mut D,
         chain: &mut Chain,
-        visit: &mut Visit,
+        visit: &mut PollBudget,
         mut ask: impl FnMut(&mut D, &Chain) -> Access<()>,
     ) {
         let mut ahead = Ahead::default();

@@ -254,7 +254,7 @@ fn a_large_report_is_worked_off_in_bounded_steps() {
         let mut dma = guest.dma();
         let mut visits = 0;
         while guest.used(REPORT) == 0 {
-            let mut visit = Visit::alone(0);
+            let mut visit = PollBudget::alone(0);
             let _ = guest.balloon.visit(&mut dma, &mut guest.irq, &mut visit);
             visits += 1;
             assert!(visits < 1_000, "it gets no further");
@@ -276,7 +276,7 @@ fn a_report_in_small_pieces_is_looked_at_a_few_at_a_time() {
         let row = vec![(0x100_0000, 0x1000); 60];
         guest.queues[REPORT].add(&[], &row);
         let mut dma = guest.dma();
-        let mut visit = Visit::new(0, 1);
+        let mut visit = PollBudget::new(0, 1);
         let _ = guest.balloon.visit(&mut dma, &mut guest.irq, &mut visit);
         assert_eq!(guest.balloon.counts().outside, MAX_RANGES as u64);
         guest.poll();

@@ -11,7 +11,7 @@ use crate::blk::request::{STATUS_IOERR, STATUS_OK, kind};
 use crate::blk::{BlkConfig, BlockIo, MAX_PIECES, MAX_TRANSFER, MemDisk, Transfer};
 use crate::fake_driver::ToBytes;
 use crate::ring::RawDescriptor;
-use crate::{CancelReason, QueueDevice, Service, Visit};
+use crate::{CancelReason, PollBudget, QueueDevice, Service};
 
 /// Four transfers.
 const LONG: u32 = 4 * MAX_TRANSFER;
@@ -230,7 +230,7 @@ fn a_long_request_of_a_ram_disk_takes_several_visits() {
         assert_eq!(guest.driver.used_idx(), 0, "part {part}");
         let _ = guest
             .blk
-            .visit(&mut dma, &mut guest.irq, &mut Visit::new(0, 1));
+            .visit(&mut dma, &mut guest.irq, &mut PollBudget::new(0, 1));
     }
     // What stands behind it in its queue waits for it.
     assert_eq!(guest.wait_used(&mut dma).1, LONG + 1);

@@ -10,7 +10,7 @@ use guest_mem::{Dma, Gpa, Iommu, PhysMem};
 use crate::blk::{Blk, BlkClass, BlkConfig, MemDisk, RawDisk, RawDiskOptions, Transfer};
 use crate::body::{Device, DeviceClass};
 use crate::fake_driver::{CountIrq, FakeDriver};
-use crate::{Activity, QueueDevice, Service, Visit};
+use crate::{Activity, PollBudget, QueueDevice, Service};
 
 pub use super::slow::{SlowControl, SlowDisk};
 
@@ -213,7 +213,9 @@ impl<C: DeviceClass> Guest<C> {
     /// Stops the device as Bus Master off does; requests in flight.
     pub fn stop<D: Dma>(&mut self, dma: &mut D) -> u32 {
         self.blk.set_service(Service::Stopped);
-        let _ = self.blk.visit(dma, &mut self.irq, &mut Visit::alone(0));
+        let _ = self
+            .blk
+            .visit(dma, &mut self.irq, &mut PollBudget::alone(0));
         self.blk.in_flight()
     }
 

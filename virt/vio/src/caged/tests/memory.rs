@@ -6,7 +6,7 @@ use guest_mem::{Iommu, Iova, Perm};
 use super::*;
 use crate::blk::request::{STATUS_IOERR, STATUS_OK, kind};
 use crate::blk::tests::support::DATA;
-use crate::{Activity, QueueDevice, Service, Visit};
+use crate::{Activity, PollBudget, QueueDevice, Service};
 
 #[test]
 fn what_was_unmapped_meanwhile_is_refused_and_stays_as_it_was() {
@@ -100,7 +100,7 @@ fn a_stopped_device_shows_nothing_until_it_is_served_again() {
     // The worker has nothing of the guest's memory: a pause waits for nothing.
     assert!(!caged.guest.blk.touches_memory());
     caged.served.as_mut().expect("a worker").step();
-    let visit = &mut Visit::alone(0);
+    let visit = &mut PollBudget::alone(0);
     let _ = caged.guest.blk.visit(&mut dma, &mut caged.guest.irq, visit);
     assert_eq!(caged.guest.blk.in_flight(), 0);
     assert_eq!(caged.guest.status(0), 0xff);

@@ -33,7 +33,7 @@ const ASK_EVERY: u64 = 200;
 /// One visit to a device. A request that has begun is finished, so a visit may cost more than it
 /// was allowed: the scheduler keeps the difference as a debt.
 #[derive(Clone, Copy, Debug)]
-pub struct Visit {
+pub struct PollBudget {
     now_ns: u64,
     budget: u64,
     spent: u64,
@@ -42,7 +42,7 @@ pub struct Visit {
     requests: u64,
 }
 
-impl Visit {
+impl PollBudget {
     /// A visit at `now_ns`, any monotonic clock, that may cost `budget` nanoseconds.
     pub fn new(now_ns: u64, budget: u64) -> Self {
         Self {
