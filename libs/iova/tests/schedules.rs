@@ -219,14 +219,18 @@ fn frees_wrongly_while_others_collect() {
 /// room and collects for the owner. Afterwards nothing is in two places: what the owner keeps ready
 /// is of no other core, and all comes back once.
 fn frees_at_once_while_others_collect() {
-    let role = [Giver::Contender, Giver::Another, Giver::None][any(3) as usize];
+    let role = [
+        RemoteFreer::Contender,
+        RemoteFreer::Another,
+        RemoteFreer::None,
+    ][any(3) as usize];
     let pages = [1, 32, 64, 128][any(4) as usize];
     frees_at_once(pages, role, [any(3) == 0, any(3) == 0], any(2) == 0);
 }
 
 /// The designated remote freer of the chunk.
 #[derive(Clone, Copy)]
-enum Giver {
+enum RemoteFreer {
     /// The core that frees at once with the owner.
     Contender,
     Another,
@@ -235,7 +239,7 @@ enum Giver {
 
 /// The same with a range of so many pages, which the owner and the other core free under a pin or
 /// not; the owner allocates another afterwards or not.
-fn frees_at_once(pages: u64, role: Giver, are_pinned: [bool; 2], allocates: bool) {
+fn frees_at_once(pages: u64, role: RemoteFreer, are_pinned: [bool; 2], allocates: bool) {
     const LARGE: Request = Request::pages(256).without_drain();
     let last = IovaPfn::new(CHUNK_PAGES - 1);
     let aperture = Aperture::new(IovaPfn::new(0), last, &[]).expect("pages");
@@ -254,9 +258,9 @@ fn frees_at_once(pages: u64, role: Giver, are_pinned: [bool; 2], allocates: bool
     let contested = out.swap_remove(any(out.len() as u64) as usize);
     for range in out {
         match role {
-            Giver::Contender => second.free(range).expect("allocated"),
-            Giver::Another => fourth.free(range).expect("allocated"),
-            Giver::None => {
+            RemoteFreer::Contender => second.free(range).expect("allocated"),
+            RemoteFreer::Another => fourth.free(range).expect("allocated"),
+            RemoteFreer::None => {
                 let pinned = fourth.pin(range).expect("allocated");
                 fourth.free_pinned(pinned);
             }
@@ -353,7 +357,9 @@ fn a_range_freed_twice_at_once_is_kept_in_one_place() {
 
 #[test]
 fn a_word_freed_twice_at_once_is_kept_in_one_place() {
-    holds(6_000, || frees_at_once(64, Giver::None, [false; 2], false));
+    holds(6_000, || {
+        frees_at_once(64, RemoteFreer::None, [false; 2], false)
+    });
 }
 
 #[test]

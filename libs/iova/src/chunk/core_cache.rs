@@ -20,8 +20,8 @@ mod refill;
 
 use super::Shared;
 use super::directory_cache::DirectoryCache;
+use super::free_lists::{FreeList, FreeLists};
 use super::layout::{Chunk, GIVER, MARKS, MAX_ORDER, OWNER, lane_of, tag_in};
-use super::ready::{Ready, Stack};
 use super::state::{State, exact_order, order_of, pages_of};
 use super::zone::{MAX_ZONES, Zone};
 use crate::{CHUNK_PAGES, CoreId, IovaRange, Request};
@@ -39,7 +39,7 @@ pub(super) struct CoreCache {
     hot: DirectoryCache,
     /// The last pages of the zones.
     lasts: [u64; MAX_ZONES],
-    ready: Ready,
+    ready: FreeLists,
     single: Single,
     /// Number of free chunks taken from the space since the last [`Self::take_fresh`].
     fresh: u32,
@@ -47,7 +47,7 @@ pub(super) struct CoreCache {
 
 /// Takes the range that was kept last.
 #[inline(always)]
-fn take_from(ready: &mut Stack, hot: &DirectoryCache, order: usize) -> Option<IovaRange> {
+fn take_from(ready: &mut FreeList, hot: &DirectoryCache, order: usize) -> Option<IovaRange> {
     let page = ready.newest()?;
     hot.known(page)?.hand_out(page, order);
     ready.take();
@@ -66,8 +66,8 @@ pub(super) enum Freed {
     Unknown,
 }
 
-/// The zone whose single pages have a stack of their own ([`Ready::singles`]), with the limits for
-/// which it is used.
+/// The zone whose single pages have a stack of their own ([`FreeLists::singles`]), with the limits
+/// for which it is used.
 #[derive(Debug)]
 struct Single {
     /// Tag of this core's chunks of that zone that have no marks; no chunk's tag where its frees
@@ -115,7 +115,7 @@ impl CoreCache {
             hot: DirectoryCache::new(),
             lasts,
             single: Single::of(0, unfenced_owner, &lasts, u64::MAX),
-            ready: Ready::new(),
+            ready: FreeLists::new(),
             fresh: 0,
         }
     }
@@ -149,7 +149,7 @@ impl CoreCache {
     }
 
     #[cfg(all(any(test, feature = "testing"), not(loom)))]
-    pub(super) fn free_lists(&self) -> &Ready {
+    pub(super) fn free_lists(&self) -> &FreeLists {
         &self.ready
     }
 

@@ -33,9 +33,9 @@ pub(super) struct CoreZones {
 /// State of one core in one zone.
 ///
 /// A free range of a word is in the word (its `held` bit is clear) or in a free list
-/// ([`Ready`](super::ready::Ready)) of the owner (it is set, as it is for an allocated one). A word
-/// of a class with something free in it is in `partial`, a full one nowhere. An owned chunk with an
-/// open word is in `roomy`. Every owned chunk is in `own`.
+/// ([`FreeLists`](super::free_lists::FreeLists)) of the owner (it is set, as it is for an allocated
+/// one). A word of a class with something free in it is in `partial`, a full one nowhere. An owned
+/// chunk with an open word is in `roomy`. Every owned chunk is in `own`.
 #[derive(Debug)]
 pub(super) struct CoreZone {
     /// First pages of words of each class with something free. Has room for every word of the

@@ -13,13 +13,13 @@ const HOT: usize = if cfg!(loom) { 2 } else { 128 };
 
 #[derive(Debug)]
 pub(super) struct DirectoryCache {
-    places: [Place; HOT],
+    places: [CachedBlock; HOT],
     /// Number of chunks in which it is the designated remote freer.
     gives: usize,
 }
 
 #[derive(Debug)]
-struct Place {
+struct CachedBlock {
     key: u64,
     block: Option<Arc<Block>>,
     /// This core's role in each chunk.
@@ -38,7 +38,7 @@ impl Role {
 }
 
 #[cfg(not(any(loom, shuttle)))]
-const _: () = assert!(size_of::<Place>() == 32);
+const _: () = assert!(size_of::<CachedBlock>() == 32);
 
 /// Ranges that a core frees in a chunk of another before it becomes the designated remote freer. A
 /// chunk that has one costs its owner a look at a line that the other writes at every free, for as
@@ -63,7 +63,7 @@ impl DirectoryCache {
     pub(super) fn new() -> Self {
         Self {
             places: [const {
-                Place {
+                CachedBlock {
                     key: u64::MAX,
                     block: None,
                     roles: [Role::NONE; BLOCK_CHUNKS],
@@ -112,7 +112,7 @@ impl DirectoryCache {
     #[inline(always)]
     pub(super) fn give(&self, core: u64, page: u64, state: State) -> bool {
         let (key, at) = key_and_place(page);
-        let Place { block, roles, .. } = &self.places[at];
+        let CachedBlock { block, roles, .. } = &self.places[at];
         debug_assert_eq!(self.places[at].key, key, "of another block");
         let block = block
             .as_deref()
@@ -126,7 +126,7 @@ impl DirectoryCache {
         let page = range.first().raw();
         let (key, at) = key_and_place(page);
         debug_assert_eq!(self.places[at].key, key, "of another block");
-        let Place { block, roles, .. } = &mut self.places[at];
+        let CachedBlock { block, roles, .. } = &mut self.places[at];
         let Some(block) = block else {
             return false;
         };
@@ -168,7 +168,7 @@ impl DirectoryCache {
     }
 
     fn let_go(&mut self, at: usize, chunk: usize) {
-        let Place { block, roles, .. } = &mut self.places[at];
+        let CachedBlock { block, roles, .. } = &mut self.places[at];
         if let (Role::GIVER, Some(block)) = (roles[chunk], block) {
             block[chunk].let_go();
             self.gives -= 1;

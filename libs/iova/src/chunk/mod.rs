@@ -82,11 +82,11 @@ mod core_cache;
 mod core_zone;
 mod directory_cache;
 mod drains;
+mod free_lists;
 mod handle;
 mod layout;
 mod owner_side;
 mod ranges;
-mod ready;
 mod remote_free;
 mod search;
 mod state;
@@ -144,7 +144,7 @@ struct Shared {
     aperture: Aperture,
     /// Highest first; at most one per address limit.
     zones: Vec<Zone>,
-    rest: Rest,
+    rest: UnzonedSpace,
     claims: Claims,
     /// Calls for drains so far. Every core compares it with the last one it answered.
     drain: CachePadded<AtomicU64>,
@@ -242,7 +242,7 @@ impl ChunkAllocator {
         let (zones, rest) = zone::cut(&aperture, config.zone_chunks.max(1), config.retires);
         Ok(Self {
             shared: Arc::new(Shared {
-                rest: Rest {
+                rest: UnzonedSpace {
                     tree: Lock::new(Tree::new(&rest)),
                     usable: rest,
                 },
@@ -438,12 +438,12 @@ fn add_chunk(stats: &mut Stats, chunk: &Chunk) {
 }
 
 /// The part of the space that no zone covers.
-struct Rest {
+struct UnzonedSpace {
     tree: Lock<Tree>,
     usable: Vec<IovaRange>,
 }
 
-impl Rest {
+impl UnzonedSpace {
     fn alloc(&self, pages: u64, order: u8, last: IovaPfn) -> Option<IovaRange> {
         if self.usable.is_empty() {
             return None;

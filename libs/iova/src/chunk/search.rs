@@ -8,9 +8,9 @@
 //!
 //! * allocated or pinned, or in a chunk of another core in which something is;
 //! * in a free list of another core, or being pinned or freed by it (`remote_free` says why), or in
-//!   a chunk of another core that has such a range: at most 16 times [`READY`](super::ready::READY)
-//!   of a class, 32 ranges of 256 pages to 4,096 pages. These it gives back when it next runs
-//!   (`asked` counts the cores);
+//!   a chunk of another core that has such a range: at most 16 times
+//!   [`READY`](super::free_lists::READY) of a class, 32 ranges of 256 pages to 4,096 pages. These
+//!   it gives back when it next runs (`asked` counts the cores);
 //! * or half in the last zone and half in the tree, where the space is larger than the zone.
 //!
 //! A search costs in proportion to the chunks in use, so it is paid for. A core begins with credit

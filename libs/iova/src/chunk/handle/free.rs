@@ -15,7 +15,7 @@ use crate::chunk::zone::Zone;
 use crate::{CHUNK_PAGES, FreeError, IovaRange, Pinned};
 
 /// Location of a range of a zone.
-enum Place {
+enum RangeLocation {
     /// In a chunk that is ours now.
     Own,
     /// In a chunk of another core, or of none.
@@ -35,7 +35,7 @@ impl Local {
             return Ok(());
         };
         match self.place(shared, lane, zone, chunk, range) {
-            Place::Own => {
+            RangeLocation::Own => {
                 if chunk.free_marked(self.cache.owner(), range) {
                     self.cache.keep(shared, lane, range);
                     return Ok(());
@@ -46,13 +46,13 @@ impl Local {
                 }
                 Err(diagnose(chunk, range))
             }
-            Place::Run => {
+            RangeLocation::Run => {
                 if is_run(chunk, range) && get(chunk.claimed(0)) & 1 != 0 {
                     return Err(FreeError::NotAllocated { range });
                 }
                 self.free_run(shared, zone, chunk, range, shared.retires)
             }
-            Place::Foreign => {
+            RangeLocation::Foreign => {
                 if !chunk.check_foreign(range) {
                     return Err(diagnose(chunk, range));
                 }
@@ -78,7 +78,7 @@ impl Local {
         };
         let (word, bit) = (word_of(range.first().raw()), bit_of(range.first().raw()));
         match self.place(shared, lane, zone, chunk, range) {
-            Place::Own => {
+            RangeLocation::Own => {
                 if chunk.pin_marked(self.cache.owner(), range) {
                     return Ok(Pinned::new(range, self.space, false));
                 }
@@ -88,7 +88,7 @@ impl Local {
                 }
                 Err(diagnose(chunk, range))
             }
-            Place::Run => {
+            RangeLocation::Run => {
                 if !is_run(chunk, range) {
                     return Err(diagnose(chunk, range));
                 }
@@ -102,7 +102,7 @@ impl Local {
                 }
                 Ok(Pinned::new(range, self.space, true))
             }
-            Place::Foreign => {
+            RangeLocation::Foreign => {
                 if !chunk.check_foreign(range) {
                     return Err(diagnose(chunk, range));
                 }
@@ -134,7 +134,7 @@ impl Local {
         };
         let (word, bit) = (word_of(range.first().raw()), bit_of(range.first().raw()));
         match self.place(shared, lane, zone, chunk, range) {
-            Place::Own => {
+            RangeLocation::Own => {
                 // A claim of a remote core's, or of this one's when it parked: like any other free.
                 self.owner_side.changing(range.first().raw());
                 let is_ours = chunk.free_pinned(range);
@@ -148,11 +148,11 @@ impl Local {
                 self.owner_side
                     .meet(shared, &self.cache, chunk.tag(), range.first().raw());
             }
-            Place::Run => {
+            RangeLocation::Run => {
                 let freed = self.free_run(shared, zone, chunk, range, is_spent);
                 debug_assert!(freed.is_ok(), "a pinned run stays as it is: {freed:?}");
             }
-            Place::Foreign => {
+            RangeLocation::Foreign => {
                 let freed = chunk.give_back(shared, range);
                 debug_assert!(freed, "a pinned range stays allocated");
             }
@@ -188,18 +188,18 @@ impl Local {
         zone: &Zone,
         chunk: &Chunk,
         range: IovaRange,
-    ) -> Place {
+    ) -> RangeLocation {
         let page = range.first().raw();
         match owner_of(chunk.tag_word().load(Ordering::Acquire)) {
-            owner if owner == self.cache.owner() => Place::Own,
-            AWAY if chunk.kind(0) == RUN => Place::Run,
+            owner if owner == self.cache.owner() => RangeLocation::Own,
+            AWAY if chunk.kind(0) == RUN => RangeLocation::Run,
             NOBODY if zone.orphans.take(zone.index(page)) => {
                 let zones = &mut *shared.zones_of(self.cache.id()).lock();
                 self.cache
                     .reclaim(shared, zones, lane, zone.page(zone.index(page)));
-                Place::Own
+                RangeLocation::Own
             }
-            _ => Place::Foreign,
+            _ => RangeLocation::Foreign,
         }
     }
 

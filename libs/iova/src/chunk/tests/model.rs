@@ -69,25 +69,25 @@ fn nothing_is_marked(shared: &Shared) -> bool {
 
 /// The designated remote freer of the chunk in which the remote core frees a second range.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Giver {
-    Stranger,
+enum RemoteFreer {
+    RemoteCore,
     /// It parks afterwards.
-    StrangerForNow,
-    SomeoneElse,
+    RemoteCoreThenParked,
+    AnotherCore,
 }
 
 /// The owner allocates and frees while a remote core frees two ranges one after the other; then all
 /// are free again.
-fn gives_back(giver: Giver) {
+fn gives_back(giver: RemoteFreer) {
     let space = space(false);
     // Two of a word: what is marked in another word is not this word's.
     let (size, all) = match giver {
-        Giver::SomeoneElse => (HALF, 8),
-        Giver::Stranger | Giver::StrangerForNow => (WORD, 4),
+        RemoteFreer::AnotherCore => (HALF, 8),
+        RemoteFreer::RemoteCore | RemoteFreer::RemoteCoreThenParked => (WORD, 4),
     };
     let mut owner = claim(&space, 0);
     let given: Vec<_> = (0..2).map(|_| owner.alloc(size).expect("free")).collect();
-    if giver == Giver::SomeoneElse {
+    if giver == RemoteFreer::AnotherCore {
         for (_, chunk) in owner.shared.zones[0].known_chunks() {
             assert!(chunk.become_giver(&owner.shared));
         }
@@ -97,7 +97,7 @@ fn gives_back(giver: Giver) {
         for range in given {
             stranger.free(range).expect("it is ours to free");
         }
-        if giver == Giver::StrangerForNow {
+        if giver == RemoteFreer::RemoteCoreThenParked {
             stranger.park();
         }
         // Kept: a dropped handle would drain by parking.
@@ -127,13 +127,13 @@ fn gives_back(giver: Giver) {
 
 #[test]
 fn remote_frees_are_never_lost() {
-    explore(|| gives_back(Giver::Stranger));
-    explore_to(2, || gives_back(Giver::SomeoneElse));
+    explore(|| gives_back(RemoteFreer::RemoteCore));
+    explore_to(2, || gives_back(RemoteFreer::AnotherCore));
 }
 
 #[test]
 fn frees_of_designated_freer_that_parks_are_never_lost() {
-    explore(|| gives_back(Giver::StrangerForNow));
+    explore(|| gives_back(RemoteFreer::RemoteCoreThenParked));
 }
 
 /// Two remote cores that have freed in a chunk before free one range each, of the same word.

@@ -22,7 +22,7 @@ pub const WATCHED: u64 = 64;
 /// Model state that the threads share. It uses nothing of shuttle's, so each access to it is one
 /// step.
 #[derive(Default)]
-pub struct Known {
+pub struct ModelState {
     /// By first page: the last page of what is out, retired chunks among it.
     out: BTreeMap<u64, u64>,
     /// The thread that takes one frees it.
@@ -36,7 +36,7 @@ pub struct Known {
     pub away: Vec<IovaRange>,
 }
 
-impl Known {
+impl ModelState {
     fn take(&mut self, range: IovaRange) {
         let (first, last) = (range.first().raw(), range.last().raw());
         if let Some((_, other)) = self.out.range(..=last).next_back()
@@ -63,11 +63,11 @@ impl Known {
     }
 }
 
-/// [`Known`], shared by all threads of a model.
-pub type Shared = Arc<Mutex<Known>>;
+/// [`ModelState`], shared by all threads of a model.
+pub type Shared = Arc<Mutex<ModelState>>;
 
 /// Locks what the threads know.
-pub fn known(shared: &Shared) -> MutexGuard<'_, Known> {
+pub fn known(shared: &Shared) -> MutexGuard<'_, ModelState> {
     shared.lock().expect("nobody panics with it")
 }
 
@@ -90,7 +90,7 @@ fn look<T: Copy>(from: &[T]) -> Option<T> {
 }
 
 impl<C: CoreAllocator> Thread<C> {
-    fn known(&self) -> MutexGuard<'_, Known> {
+    fn known(&self) -> MutexGuard<'_, ModelState> {
         known(&self.shared)
     }
 
@@ -275,7 +275,7 @@ impl<C: CoreAllocator> Thread<C> {
 }
 
 /// As [`known`], under a name that `let known` does not hide.
-fn known_again(shared: &Shared) -> MutexGuard<'_, Known> {
+fn known_again(shared: &Shared) -> MutexGuard<'_, ModelState> {
     known(shared)
 }
 

@@ -18,31 +18,31 @@ const MOST: usize = 16;
 /// Free ranges of one core, by zone and order. Room for [`READY`] is made with the first word of a
 /// class.
 #[derive(Debug)]
-pub(super) struct Ready {
+pub(super) struct FreeLists {
     /// Pages of one zone. Most devices ask for these alone, and a stack whose place does not depend
     /// on what is asked for takes a third less: its length need not go through memory from one
     /// operation to the next.
-    pub(super) singles: Stack,
+    pub(super) singles: FreeList,
     /// The zone whose pages [`Self::singles`] has.
     single_lane: usize,
     /// All others. More orders than there are: a power of two, so that a place needs no check.
-    stacks: [[Stack; 16]; MAX_ZONES],
+    stacks: [[FreeList; 16]; MAX_ZONES],
 }
 
 /// Free ranges of a class: the first pages, the one freed last on top. Of 32 bytes, which makes its
 /// place a shift.
 #[derive(Debug, Default)]
 #[repr(align(32))]
-pub(super) struct Stack {
+pub(super) struct FreeList {
     pages: Vec<u64>,
     /// It ran over since it last ran empty.
     has_spilled: bool,
 }
 
-impl Ready {
+impl FreeLists {
     pub(super) fn new() -> Self {
         Self {
-            singles: Stack::default(),
+            singles: FreeList::default(),
             single_lane: 0,
             stacks: Default::default(),
         }
@@ -59,7 +59,7 @@ impl Ready {
     }
 
     /// The ranges of an order; none of one that there is not.
-    pub(super) fn of(&mut self, lane: usize, order: usize) -> &mut Stack {
+    pub(super) fn of(&mut self, lane: usize, order: usize) -> &mut FreeList {
         match order {
             0 if lane == self.single_lane => &mut self.singles,
             _ => self.among_others(lane, order),
@@ -68,20 +68,20 @@ impl Ready {
 
     /// The same of what is not singled out.
     #[inline(always)]
-    pub(super) fn among_others(&mut self, lane: usize, order: usize) -> &mut Stack {
+    pub(super) fn among_others(&mut self, lane: usize, order: usize) -> &mut FreeList {
         &mut self.stacks[lane % MAX_ZONES][order % 16]
     }
 
     /// Whether there are no ranges at all.
     pub(super) fn is_clear(&self) -> bool {
         let mut others = self.stacks.iter().flatten();
-        self.singles.is_empty() && others.all(Stack::is_empty)
+        self.singles.is_empty() && others.all(FreeList::is_empty)
     }
 
     /// All ranges.
     #[cfg(all(any(test, feature = "testing"), not(loom)))]
     pub(super) fn all(&self) -> Vec<crate::IovaRange> {
-        let ranges = |order, stack: &Stack| {
+        let ranges = |order, stack: &FreeList| {
             let range =
                 move |page| crate::IovaRange::within_space(page, super::state::pages_of(order));
             stack.pages.clone().into_iter().map(range)
@@ -105,7 +105,7 @@ impl Ready {
     }
 
     /// Makes room for a class.
-    pub(super) fn open(&mut self, lane: usize, order: usize) -> &mut Stack {
+    pub(super) fn open(&mut self, lane: usize, order: usize) -> &mut FreeList {
         let stack = self.of(lane, order);
         if stack.pages.capacity() == 0 {
             stack.pages.reserve_exact(READY[order]);
@@ -123,7 +123,7 @@ impl Ready {
     }
 }
 
-impl Stack {
+impl FreeList {
     /// The range that was kept last.
     #[inline(always)]
     pub(super) fn take(&mut self) -> Option<u64> {

@@ -4,7 +4,7 @@ use super::*;
 fn a_word_is_kept_as_far_as_there_is_room_lowest_first() {
     for order in 0..=MAX_ORDER {
         for free in [FULL[order], FULL[order] & 0x0011_0001_0110_1011] {
-            let mut ready = Ready::new();
+            let mut ready = FreeLists::new();
             ready.open(0, order);
             let stack = ready.of(0, order);
             let mut starts: Vec<u64> = bits(free).map(|at| 640 + at).collect();
@@ -34,7 +34,7 @@ fn a_word_is_kept_as_far_as_there_is_room_lowest_first() {
 
 #[test]
 fn list_singled_out_keeps_its_ranges() {
-    let mut ready = Ready::new();
+    let mut ready = FreeLists::new();
     for lane in 0..MAX_ZONES {
         assert!(ready.open(lane, 0).keep(lane as u64));
     }
