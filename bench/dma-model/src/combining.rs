@@ -51,14 +51,14 @@ impl Word {
 }
 
 #[derive(Clone, Default)]
-struct Habit {
+struct JoinPolicy {
     meetings: u32,
     pressed: u32,
     calls_at: u32,
     asked_at: f64,
 }
 
-impl Habit {
+impl JoinPolicy {
     fn met(&mut self) {
         self.meetings = self.meetings.checked_sub(1).unwrap_or(MEETINGS);
         self.pressed = PRESSED - 1;
@@ -86,12 +86,12 @@ struct Play<'a> {
     /// Time at which the batch of the generation before is known to be complete; `None` where it
     /// had none.
     complete_at: Option<f64>,
-    habits: Vec<Habit>,
+    habits: Vec<JoinPolicy>,
 }
 
 /// Plays until the run is over.
 pub(crate) fn play(cores: &mut Cores, c: Constants, own: f64, gather: f64) {
-    let habits = vec![Habit::default(); cores.count()];
+    let habits = vec![JoinPolicy::default(); cores.count()];
     let mut play = Play {
         cores,
         c,

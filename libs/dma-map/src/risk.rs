@@ -31,7 +31,7 @@ pub struct Risk {
     pub stale_max: u64,
     /// Times for which mappings were stale: longest and histogram. Mappings that are still stale
     /// are not in it.
-    pub windows: Windows,
+    pub windows: StaleTimeHistogram,
     /// Promised bounds, for all cores together.
     pub contract: RiskContract,
 }
@@ -113,7 +113,12 @@ impl RiskContract {
     ///
     /// # Errors
     /// The first bound that did not hold.
-    pub fn check(&self, stale_max: u64, windows: &Windows, slack_ns: u64) -> Result<(), Violation> {
+    pub fn check(
+        &self,
+        stale_max: u64,
+        windows: &StaleTimeHistogram,
+        slack_ns: u64,
+    ) -> Result<(), Violation> {
         if let Some(bound) = self.max_stale
             && stale_max > bound
         {
@@ -140,7 +145,7 @@ impl RiskContract {
 /// Times for which mappings were stale: a histogram by powers of two. `{:?}` names the non-empty
 /// buckets by their lower bounds.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Windows {
+pub struct StaleTimeHistogram {
     /// Longest, ns.
     pub max_ns: u64,
     /// Bucket 0 counts 0 ns; bucket *i* counts 2^(i-1) ns up to, not including, 2^i ns; the last
@@ -148,7 +153,7 @@ pub struct Windows {
     pub buckets: [u64; Self::BUCKETS],
 }
 
-impl Windows {
+impl StaleTimeHistogram {
     /// The last bucket begins at 2^46 ns, which is 19 hours.
     pub const BUCKETS: usize = 48;
 
@@ -184,7 +189,7 @@ impl Windows {
     }
 }
 
-impl fmt::Debug for Windows {
+impl fmt::Debug for StaleTimeHistogram {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         struct From(usize);
         impl fmt::Debug for From {
@@ -202,14 +207,14 @@ impl fmt::Debug for Windows {
                     .finish()
             }
         }
-        f.debug_struct("Windows")
+        f.debug_struct("StaleTimeHistogram")
             .field("max_ns", &self.max_ns)
             .field("buckets", &Counted(&self.buckets))
             .finish()
     }
 }
 
-impl Default for Windows {
+impl Default for StaleTimeHistogram {
     fn default() -> Self {
         Self::EMPTY
     }
@@ -227,7 +232,7 @@ pub struct Counts {
     /// Most stale mappings at one time.
     pub stale_max: u64,
     /// Times for which mappings were stale, including those that were found again.
-    pub windows: Windows,
+    pub windows: StaleTimeHistogram,
     /// Mappings known now, live ones included.
     pub entries: u64,
     /// Mappings that had to go to make room.
@@ -267,7 +272,7 @@ impl Counts {
 pub(crate) struct Counters {
     stale_max: AtomicU64,
     longest_ns: AtomicU64,
-    buckets: [AtomicU64; Windows::BUCKETS],
+    buckets: [AtomicU64; StaleTimeHistogram::BUCKETS],
 }
 
 impl Default for Counters {
@@ -294,13 +299,13 @@ impl Counters {
         if ns > self.longest_ns.load(Ordering::Relaxed) {
             self.longest_ns.store(ns, Ordering::Relaxed);
         }
-        let bucket = &self.buckets[Windows::bucket(ns)];
+        let bucket = &self.buckets[StaleTimeHistogram::bucket(ns)];
         bucket.store(bucket.load(Ordering::Relaxed) + count, Ordering::Relaxed);
     }
 
     /// Adds these counts to `windows`. Returns the most at one time.
-    pub(crate) fn add_to(&self, windows: &mut Windows) -> u64 {
-        windows.add(&Windows {
+    pub(crate) fn add_to(&self, windows: &mut StaleTimeHistogram) -> u64 {
+        windows.add(&StaleTimeHistogram {
             max_ns: self.longest_ns.load(Ordering::Relaxed),
             buckets: core::array::from_fn(|i| self.buckets[i].load(Ordering::Relaxed)),
         });

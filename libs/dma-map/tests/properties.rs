@@ -58,7 +58,7 @@ struct Live {
 
 /// The naive model's record of a page of IOVA.
 #[derive(Clone, Copy)]
-struct Known {
+struct PageRecord {
     phys: u64,
     access: Access,
     users: u32,
@@ -71,7 +71,7 @@ struct Run<A: IovaAllocator> {
     cores: Vec<ModelCore<A>>,
     random: Random,
     live: Vec<Live>,
-    known: BTreeMap<u64, Known>,
+    known: BTreeMap<u64, PageRecord>,
     /// Pages unmapped, and the time.
     gone: BTreeMap<u64, u64>,
     /// The last unmaps: where, and how many bytes.
@@ -161,7 +161,7 @@ impl<A: IovaAllocator> Run<A> {
         assert_eq!(mapping.iova().raw() % PAGE_SIZE, phys.raw() % PAGE_SIZE);
         assert!(mapping.range().last().raw() <= self.last, "above the mask");
         for (i, iova) in pages(&mapping).enumerate() {
-            let fresh = Known {
+            let fresh = PageRecord {
                 phys: (phys.raw() >> 12) + i as u64,
                 access: direction.access(),
                 users: 0,

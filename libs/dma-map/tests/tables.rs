@@ -509,10 +509,10 @@ fn the_tables_that_are_missing_are_counted_exactly() {
 }
 
 /// A memory that counts its allocations.
-struct Asked(HostMemory, AtomicU64);
+struct CountingMemory(HostMemory, AtomicU64);
 
 // SAFETY: every call goes to the host's memory.
-unsafe impl TableMemory for Asked {
+unsafe impl TableMemory for CountingMemory {
     fn alloc(&self) -> Option<PhysAddr> {
         self.1.fetch_add(1, Ordering::Relaxed);
         self.0.alloc()
@@ -531,7 +531,7 @@ unsafe impl TableMemory for Asked {
 
 #[test]
 fn a_range_that_needs_too_many_tables_is_refused_before_one_is_taken() {
-    let memory = Asked(HostMemory::new(), AtomicU64::new(0));
+    let memory = CountingMemory(HostMemory::new(), AtomicU64::new(0));
     let table = IoPageTable::<VtdSecondLevel, _>::new(&memory, config(5, LeafSizes::TWO_M));
     let table = table.unwrap();
     // 32 PiB, and not aligned: a leaf table for each 2 MiB.

@@ -19,7 +19,7 @@
 use std::time::Duration;
 
 use dma_map::mapper::{Optimistic, Window};
-use dma_map::risk::{Risk, RiskContract, Windows};
+use dma_map::risk::{Risk, RiskContract, StaleTimeHistogram};
 
 /// When the physical mapping goes that a guest has unmapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,7 +88,7 @@ fn ns(age: Duration) -> u64 {
 pub(crate) struct Account {
     now: u64,
     max: u64,
-    windows: Windows,
+    windows: StaleTimeHistogram,
 }
 
 impl Account {

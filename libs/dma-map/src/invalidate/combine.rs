@@ -76,7 +76,7 @@ use core::task::Poll;
 use iova::IovaRange;
 use lines::{AtomicU32, AtomicU64, CachePadded, Ordering, Spin};
 
-use self::generations::{CORES_MAX, Generations, Post, RANGES};
+use self::generations::{BatchTicket, CORES_MAX, Generations, RANGES};
 use super::{Command, InvalidateError, Invalidator, Ticket};
 
 /// Polls after which a waiting core closes the generation itself: the core that should may have
@@ -104,7 +104,7 @@ const SHORT: u32 = 4;
 
 /// Join policy of one core: its estimate of contention. Read and written by that core alone.
 #[derive(Default)]
-struct Habit {
+struct JoinPolicy {
     /// Number of generations that it still joins.
     meetings: AtomicU32,
     /// Waits for busy hardware in a row, none of them short.
@@ -118,7 +118,7 @@ struct Habit {
     left: AtomicU64,
 }
 
-impl Habit {
+impl JoinPolicy {
     #[inline]
     fn meets(&self) -> bool {
         self.meetings.load(Ordering::Relaxed) > 0
@@ -169,7 +169,7 @@ impl Habit {
 /// Meeting point for the unmaps of a domain's cores.
 pub struct Combiner {
     generations: Generations,
-    habits: Box<[CachePadded<Habit>]>,
+    habits: Box<[CachePadded<JoinPolicy>]>,
     gather_looks: u32,
 }
 
@@ -221,7 +221,7 @@ impl Combiner {
     fn go_alone<I: Invalidator>(
         &self,
         invalidator: &I,
-        habit: &Habit,
+        habit: &JoinPolicy,
         own: &[Command],
     ) -> Result<Option<(Ticket, u32)>, InvalidateError> {
         let joins_after = habit.joins_after();
@@ -250,7 +250,7 @@ impl Combiner {
         &self,
         invalidator: &I,
         enough: usize,
-        habit: &Habit,
+        habit: &JoinPolicy,
         range: IovaRange,
     ) -> Result<(), InvalidateError> {
         let own = [Command::Pages(range)];
@@ -260,7 +260,7 @@ impl Combiner {
         if left != 0 && left == all.open() {
             // A second post of one core could make more of them than there is room for. Any other
             // core that was left in there finds that it is alone.
-            let post = Post {
+            let post = BatchTicket {
                 generation: left,
                 place: 0,
                 is_awaited: false,
@@ -354,7 +354,7 @@ impl Combiner {
         &self,
         invalidator: &I,
         enough: usize,
-        post: Post,
+        post: BatchTicket,
         count: usize,
         range: IovaRange,
     ) -> Result<(), InvalidateError> {

@@ -33,7 +33,7 @@ use lines::Ordering;
 
 use super::MapperCore;
 use super::reclaim::Reclaim;
-use super::shared::{Orphan, Shared};
+use super::shared::{AbandonedWork, Shared};
 use crate::clock::Clock;
 use crate::invalidate::Invalidator;
 use crate::table::{IoMap, RetiredTable, Translation};
@@ -155,15 +155,15 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         let (mut are_walks_over, mut left) = (None, Vec::new());
         for deferred in safe {
             match deferred {
-                Orphan::Mapping(pinned, _) => self.alloc.free_pinned(pinned),
+                AbandonedWork::Mapping(pinned, _) => self.alloc.free_pinned(pinned),
                 // Asked after they were taken: a walk that began before one of the tables was taken
                 // out is seen.
-                Orphan::Chunk(chunk, table, _)
+                AbandonedWork::Chunk(chunk, table, _)
                     if *are_walks_over.get_or_insert_with(|| self.shared.are_walks_over()) =>
                 {
                     self.release(chunk, table);
                 }
-                chunk @ Orphan::Chunk(..) => left.push(chunk),
+                chunk @ AbandonedWork::Chunk(..) => left.push(chunk),
             }
         }
         if !left.is_empty() {

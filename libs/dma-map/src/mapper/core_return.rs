@@ -8,7 +8,7 @@ use super::MapperCore;
 use super::cache::Cache;
 use super::core_reclaim::CHUNKS;
 use super::reclaim::Reclaim;
-use super::shared::{Orphan, Shared};
+use super::shared::{AbandonedWork, Shared};
 use crate::clock::Clock;
 use crate::invalidate::{InvalidateError, Invalidator};
 use crate::reuse::Progress;
@@ -19,7 +19,7 @@ const PUBLISH_NS: u64 = 100_000_000;
 
 /// Scope of a teardown of idle mappings of a core.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Idle {
+pub(super) enum ExpireScope {
     /// Those that are due, and where none is and no place is free, the oldest; none while another
     /// thread tears down some of the core's.
     Due,
@@ -48,7 +48,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         let line = &self.line;
         if line.flusher.is_asked.load(Ordering::Relaxed) {
             line.flusher.is_asked.store(false, Ordering::Relaxed);
-            if let Ok(false) = self.tear_down_idle(Idle::AllUnlessBusy) {
+            if let Ok(false) = self.tear_down_idle(ExpireScope::AllUnlessBusy) {
                 // The thread that does so leaves a notice when it is done: this core tries again
                 // then.
                 let line = &self.line;
@@ -101,15 +101,15 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
     /// [`InvalidateError`]: the mappings wait, counted as stale, for the next teardown of some of
     /// this core's.
     #[cold]
-    pub(super) fn tear_down_idle(&mut self, which: Idle) -> Result<bool, InvalidateError> {
+    pub(super) fn tear_down_idle(&mut self, which: ExpireScope) -> Result<bool, InvalidateError> {
         let Cache::Idle(cache) = &mut self.cache else {
             return Ok(true);
         };
         let shared = &*self.shared;
         let line = &self.line;
         let Some(mut leaving) = (match which {
-            Idle::All => Some(line.leaving.lock()),
-            Idle::Due | Idle::AllUnlessBusy => line.leaving.try_lock(),
+            ExpireScope::All => Some(line.leaving.lock()),
+            ExpireScope::Due | ExpireScope::AllUnlessBusy => line.leaving.try_lock(),
         }) else {
             return Ok(false);
         };
@@ -123,8 +123,8 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         cache.sweep(&mut free);
         loop {
             let progress = match which {
-                Idle::All | Idle::AllUnlessBusy => cache.drain(batch),
-                Idle::Due => {
+                ExpireScope::All | ExpireScope::AllUnlessBusy => cache.drain(batch),
+                ExpireScope::Due => {
                     cache.make_room(shared.clock.coarse(), batch);
                     Progress::Done
                 }
@@ -148,7 +148,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
     /// Gives back all that it can: idle mappings, the queue, cached IOVAs, empty tables.
     #[cold]
     pub(super) fn give_back(&mut self) -> Result<(), InvalidateError> {
-        let drained = self.tear_down_idle(Idle::All);
+        let drained = self.tear_down_idle(ExpireScope::All);
         while let Ok(true) = self.free_completed() {}
         let (line, next) = (&self.line.flusher, self.queue.next());
         let is_open = || line.covered.load(Ordering::Acquire) < next;
@@ -195,7 +195,11 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> Drop for MapperCore<A
         // core's.
         let mut leaving = line.leaving.lock();
         let mut orphans = self.shared.orphans.lock();
-        let mut wait = |pinned, since_ns| orphans.waiting.push(Orphan::Mapping(pinned, since_ns));
+        let mut wait = |pinned, since_ns| {
+            orphans
+                .waiting
+                .push(AbandonedWork::Mapping(pinned, since_ns))
+        };
         if let Cache::Idle(cache) = &mut self.cache {
             // The mappings in the batch are cleared; those that are still idle will be, and wait
             // for the same flush.
@@ -215,7 +219,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> Drop for MapperCore<A
         let chunks = self.quarantine.drain(..);
         orphans
             .waiting
-            .extend(chunks.map(|(chunk, table)| Orphan::Chunk(chunk, table, now)));
+            .extend(chunks.map(|(chunk, table)| AbandonedWork::Chunk(chunk, table, now)));
         orphans.count();
         line.settle();
         drop((orphans, leaving));

@@ -8,7 +8,7 @@ use lines::Ordering;
 
 use super::MapperCore;
 use super::cache::Cache;
-use super::core_return::Idle;
+use super::core_return::ExpireScope;
 use super::error::DmaUnmapError;
 use super::policy::Teardown;
 use super::request::{Mapping, range_of, range_within};
@@ -198,7 +198,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
     fn make_idle_room(&mut self) {
         // Where it fails, the mappings stay counted as stale, and the next unmap, tick or flush
         // tries again.
-        let _ = self.tear_down_idle(Idle::Due);
+        let _ = self.tear_down_idle(ExpireScope::Due);
     }
 
     /// Tears a mapping down for which no place is free, since another thread was tearing some down

@@ -121,7 +121,7 @@ use iova::{ClaimError, CoreId, IovaAllocator};
 use crate::clock::Clock;
 use crate::invalidate::{Combiner, InvalidateError, Invalidator};
 use crate::reuse::SharingTable;
-use crate::risk::{Counts, Risk, RiskContract, Windows};
+use crate::risk::{Counts, Risk, RiskContract, StaleTimeHistogram};
 use crate::table::{IoMap, PageTable, TableStats};
 use reclaim::Reclaim;
 use shared::{Flush, Orphans, Shared};
@@ -289,7 +289,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> DmaMapper<A, T, I, C>
     /// them: see [`MapperCore::publish`].
     pub fn risk(&self) -> Risk {
         let shared = &*self.0;
-        let mut windows = Windows::EMPTY;
+        let mut windows = StaleTimeHistogram::EMPTY;
         let (mut stale_now, mut stale_max) = (0, 0);
         for line in shared.lines() {
             let queued = line.stale();

@@ -13,12 +13,12 @@ use super::walks::Walks;
 use crate::clock::Clock;
 use crate::invalidate::{Combiner, Command, InvalidateError, Invalidator};
 use crate::reuse::{Batch, Progress, SharingTable, Slab};
-use crate::risk::Windows;
+use crate::risk::StaleTimeHistogram;
 use crate::table::{IoMap, RetiredTable};
 
 /// Deferred work of a dropped core, which a failed invalidation kept from being given back, with
 /// the time since when, in nanoseconds.
-pub(super) enum Orphan {
+pub(super) enum AbandonedWork {
     Mapping(Pinned, u64),
     Chunk(RetiredChunk, RetiredTable, u64),
 }
@@ -26,18 +26,18 @@ pub(super) enum Orphan {
 /// Deferred work of dropped cores, before and after a flush.
 #[derive(Default)]
 pub(super) struct Orphans {
-    pub(super) waiting: Vec<Orphan>,
-    pub(super) safe: Vec<Orphan>,
+    pub(super) waiting: Vec<AbandonedWork>,
+    pub(super) safe: Vec<AbandonedWork>,
     /// Most mappings that waited at one time.
     pub(super) stale_max: u64,
     /// Of mappings that no longer wait.
-    pub(super) windows: Windows,
+    pub(super) windows: StaleTimeHistogram,
 }
 
 impl Orphans {
     /// Number of mappings that wait. To be read after the lines: see [`CoreLines::settle`].
     pub(super) fn stale(&self) -> u64 {
-        let is_mapping = |orphan: &&Orphan| matches!(orphan, Orphan::Mapping(..));
+        let is_mapping = |orphan: &&AbandonedWork| matches!(orphan, AbandonedWork::Mapping(..));
         self.waiting.iter().filter(is_mapping).count() as u64
     }
 
@@ -49,7 +49,7 @@ impl Orphans {
     /// Whether something has waited for `age` at `now`.
     fn is_due(&self, now: u64, age: u64) -> bool {
         self.waiting.iter().any(|orphan| match orphan {
-            Orphan::Mapping(_, since_ns) | Orphan::Chunk(.., since_ns) => {
+            AbandonedWork::Mapping(_, since_ns) | AbandonedWork::Chunk(.., since_ns) => {
                 now.saturating_sub(*since_ns) >= age
             }
         })
@@ -147,7 +147,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> Shared<A, T, I, C> {
     fn let_go_of_orphans(&self, count: usize, now: u64) {
         let orphans = &mut *self.orphans.lock();
         for orphan in orphans.waiting.drain(..count) {
-            if let Orphan::Mapping(_, since_ns) = orphan {
+            if let AbandonedWork::Mapping(_, since_ns) = orphan {
                 orphans.windows.record(now.saturating_sub(since_ns));
             }
             orphans.safe.push(orphan);

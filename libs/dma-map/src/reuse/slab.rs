@@ -37,7 +37,7 @@ use lines::{AtomicU64, CachePadded, Lock, Ordering};
 
 use super::key::PackedRange;
 use super::{Batch, Expired, OWNER_LEAD, Progress};
-use crate::risk::{Counts, Windows};
+use crate::risk::{Counts, StaleTimeHistogram};
 
 /// Also the state of a new slot.
 const OWNED: u64 = 0;
@@ -124,7 +124,7 @@ impl Slot {
 /// Words by which the owner tells expiring threads whether something may be due. Written by the
 /// owner only.
 #[derive(Default)]
-struct Notice {
+struct OwnerHints {
     /// Nothing is due for the owner before this time, ns.
     due_ns: AtomicU64,
     /// Number of mappings published.
@@ -134,18 +134,18 @@ struct Notice {
 /// State shared by the threads that scan for expired mappings. Its lock is held during the scan,
 /// not during the teardown.
 #[derive(Default)]
-struct Outside {
-    /// `Notice::published` at the last scan of the slots, and the oldest time that stayed then.
+struct ExpiryScan {
+    /// `OwnerHints::published` at the last scan of the slots, and the oldest time that stayed then.
     looked: Option<(u64, u64)>,
     expired: u64,
-    windows: Windows,
+    windows: StaleTimeHistogram,
 }
 
 /// The slots of one core.
 pub struct Slab {
     residency_ns: u64,
-    notice: CachePadded<Notice>,
-    outside: CachePadded<Lock<Outside>>,
+    notice: CachePadded<OwnerHints>,
+    outside: CachePadded<Lock<ExpiryScan>>,
     slots: Box<[Slot]>,
 }
 
@@ -213,7 +213,7 @@ impl Slab {
 
     /// Returns whether the last scan of the slots left nothing that is idle since `last_ns`, and no
     /// mapping has been published since.
-    fn has_looked(&self, outside: &Outside, last_ns: u64) -> bool {
+    fn has_looked(&self, outside: &ExpiryScan, last_ns: u64) -> bool {
         outside.looked.is_some_and(|(published, oldest)| {
             published == self.notice.published.load(Ordering::Acquire) && oldest > last_ns
         })
@@ -221,7 +221,7 @@ impl Slab {
 
     /// Takes mappings that are idle since `last_ns` or longer. The slots are scanned in their
     /// order, not by age.
-    fn collect(&self, outside: &mut Outside, last_ns: u64, batch: &mut Batch) -> Progress {
+    fn collect(&self, outside: &mut ExpiryScan, last_ns: u64, batch: &mut Batch) -> Progress {
         let published = self.notice.published.load(Ordering::Acquire);
         let mut oldest_left = u64::MAX;
         for (place, slot) in (0u32..).zip(&self.slots) {

@@ -2,7 +2,7 @@ use super::*;
 
 #[test]
 fn windows_fall_into_their_bucket() {
-    let mut windows = Windows::EMPTY;
+    let mut windows = StaleTimeHistogram::EMPTY;
     for ns in [0, 1, 2, 3, 4, 1 << 46, u64::MAX] {
         windows.record(ns);
     }
@@ -17,7 +17,7 @@ fn a_contract_names_the_bound_that_broke() {
         max_stale: Some(4),
         max_age_ns: Some(100),
     };
-    let mut windows = Windows::EMPTY;
+    let mut windows = StaleTimeHistogram::EMPTY;
     windows.record(110);
     assert_eq!(contract.check(4, &windows, 10), Ok(()));
     let seen_ns = 110;
@@ -35,8 +35,11 @@ fn a_contract_names_the_bound_that_broke() {
 
 #[test]
 fn empty_buckets_are_absent_from_debug_output() {
-    let mut windows = Windows::EMPTY;
-    assert_eq!(format!("{windows:?}"), "Windows { max_ns: 0, buckets: {} }");
+    let mut windows = StaleTimeHistogram::EMPTY;
+    assert_eq!(
+        format!("{windows:?}"),
+        "StaleTimeHistogram { max_ns: 0, buckets: {} }"
+    );
     for ns in [0, 1, 5, 6, u64::MAX] {
         windows.record(ns);
     }

@@ -14,7 +14,7 @@ use dma_map::testing::ModelIotlb;
 use dma_map::{Clock, ManualClock};
 use iova::{Access, IovaRange};
 
-use crate::turns::{Place, Random, at_once, point};
+use crate::turns::{Random, SwitchPoint, at_once, point};
 
 /// Invalidations that fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,7 +96,7 @@ const DEAD: InvalidateError = InvalidateError::TimedOut { waited_ns: 1 };
 
 impl Invalidator for Hardware {
     fn submit(&self, commands: &[Command]) -> Result<Ticket, InvalidateError> {
-        point(Place::Submit);
+        point(SwitchPoint::Submit);
         let mut state = self.state();
         let fails = match state.failing {
             Failing::None => false,
@@ -122,12 +122,12 @@ impl Invalidator for Hardware {
         };
         state.pending.insert(ticket, pending);
         drop(state);
-        point(Place::Submit);
+        point(SwitchPoint::Submit);
         Ok(Ticket(ticket))
     }
 
     fn poll(&self, ticket: Ticket) -> Result<bool, InvalidateError> {
-        point(Place::Poll);
+        point(SwitchPoint::Poll);
         let mut state = self.state();
         if state.failed.contains(&ticket.0) {
             return Err(DEAD);
@@ -166,12 +166,12 @@ pub struct Time(pub ManualClock);
 
 impl Clock for Time {
     fn now(&self) -> u64 {
-        point(Place::Clock);
+        point(SwitchPoint::Clock);
         self.0.now()
     }
 
     fn coarse(&self) -> u64 {
-        point(Place::Clock);
+        point(SwitchPoint::Clock);
         self.0.now()
     }
 
@@ -192,16 +192,16 @@ impl<T: IoMap> IoMap for Stopping<T> {
         phys: PhysAddr,
         access: Access,
     ) -> Result<(), MapError<T::Error>> {
-        point(Place::Map);
+        point(SwitchPoint::Map);
         let done = self.0.map(range, phys, access);
-        point(Place::Map);
+        point(SwitchPoint::Map);
         done
     }
 
     fn unmap(&self, range: IovaRange) -> Result<(), UnmapError<T::Error>> {
-        point(Place::Unmap);
+        point(SwitchPoint::Unmap);
         let done = self.0.unmap(range);
-        point(Place::Unmapped);
+        point(SwitchPoint::Unmapped);
         done
     }
 
@@ -221,13 +221,13 @@ impl<T: PageTable> PageTable for Stopping<T> {
     }
 
     unsafe fn retire_leaf(&self, chunk: IovaRange) -> Option<RetiredTable> {
-        point(Place::Unmap);
+        point(SwitchPoint::Unmap);
         // SAFETY: what the caller promises is what is asked for.
         unsafe { self.0.retire_leaf(chunk) }
     }
 
     unsafe fn release(&self, retired: RetiredTable) {
-        point(Place::Unmap);
+        point(SwitchPoint::Unmap);
         // SAFETY: as above.
         unsafe { self.0.release(retired) };
     }

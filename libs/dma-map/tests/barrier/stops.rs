@@ -12,7 +12,7 @@ use dma_map::{Direction, Mapping, Policy, Segment};
 use iova::{Access, Aperture, CoreId, IovaPfn, TreeAllocator};
 
 use crate::hardware::Failing;
-use crate::turns::{Cores, Place};
+use crate::turns::{Cores, SwitchPoint};
 use crate::world::{Core, World};
 
 const MS: u64 = 1_000_000;
@@ -95,7 +95,7 @@ fn flush_waits_for_a_tick_that_is_stopped_in_the_hardware() {
         let world = Rc::clone(&world);
         move || world.mapper.tick(10 * MS)
     });
-    assert!(cores.run_to(ticking, Place::Submit, 1));
+    assert!(cores.run_to(ticking, SwitchPoint::Submit, 1));
     let flushing = ask(&mut cores, {
         let world = Rc::clone(&world);
         move || world.mapper.flush()
@@ -108,7 +108,12 @@ fn flush_waits_for_a_tick_that_is_stopped_in_the_hardware() {
 /// The tick that has taken a mapping is stopped before it has cleared it, or after, or in the
 /// hardware.
 fn stop_a_tick(question: fn(&mut Option<Core<TreeAllocator>>) -> Result<(), InvalidateError>) {
-    for place in [Place::Unmap, Place::Unmapped, Place::Submit, Place::Poll] {
+    for place in [
+        SwitchPoint::Unmap,
+        SwitchPoint::Unmapped,
+        SwitchPoint::Submit,
+        SwitchPoint::Poll,
+    ] {
         let world = world(Policy::optimistic(256));
         let mut owner = core(&world, 0);
         let mapping = map(&world, &mut owner, 1);
@@ -143,7 +148,11 @@ fn a_drop_waits_for_a_tick_that_has_taken_its_mapping() {
 /// The owner takes its oldest mappings to make room, and is stopped in the middle of that.
 #[test]
 fn flush_waits_for_an_owner_that_evicts() {
-    for place in [Place::Unmap, Place::Unmapped, Place::Submit] {
+    for place in [
+        SwitchPoint::Unmap,
+        SwitchPoint::Unmapped,
+        SwitchPoint::Submit,
+    ] {
         let world = world(Policy::optimistic(2));
         let mut owner = core(&world, 0);
         let maps = [1, 2].map(|page| map(&world, &mut owner, page));
@@ -181,7 +190,7 @@ fn tick_and_report_do_not_wait_for_a_teardown() {
         ask(cores, move || world.mapper.tick(20 * MS))
     };
     let (first, _) = tick(&mut cores);
-    assert!(cores.run_to(first, Place::Submit, 1));
+    assert!(cores.run_to(first, SwitchPoint::Submit, 1));
     let (second, answer) = tick(&mut cores);
     assert!(cores.run(second), "a tick waits");
     assert_eq!(*answer.borrow(), Some(Ok(())));

@@ -14,7 +14,7 @@ use lines::hooks::{self, Step};
 
 /// Step at which a core stops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum SwitchPoint {
     /// About to hand the hardware a batch, or just after it.
     Submit,
     /// About to ask whether a batch is complete.
@@ -54,7 +54,7 @@ impl Random {
     }
 }
 
-type Stop = Yielder<(), Place>;
+type Stop = Yielder<(), SwitchPoint>;
 
 std::thread_local! {
     /// Of the core that runs; null where none does.
@@ -73,14 +73,14 @@ pub fn any(bound: u64) -> u64 {
 }
 
 /// A step of the core that runs.
-pub fn point(place: Place) {
+pub fn point(place: SwitchPoint) {
     let left = LEFT.get();
-    if left > 0 && place != Place::Wait {
+    if left > 0 && place != SwitchPoint::Wait {
         LEFT.set(left - 1);
         return;
     }
     let running = RUNNING.get();
-    if running.is_null() || EVERY.get() == 0 && place != Place::Wait {
+    if running.is_null() || EVERY.get() == 0 && place != SwitchPoint::Wait {
         return;
     }
     if EVERY.get() > 1 {
@@ -109,16 +109,16 @@ std::thread_local! {
 
 fn at_hook(step: Step) {
     match step {
-        Step::Lock => point(Place::Lock),
+        Step::Lock => point(SwitchPoint::Lock),
         Step::Wait => {
             WAITED.set(true);
-            point(Place::Wait);
+            point(SwitchPoint::Wait);
         }
     }
 }
 
 struct Core {
-    coroutine: Coroutine<(), Place, (), DefaultStack>,
+    coroutine: Coroutine<(), SwitchPoint, (), DefaultStack>,
     /// Its yielder, while it has begun and not ended.
     stop: *const Stop,
     is_done: bool,
@@ -158,7 +158,7 @@ impl Cores {
     }
 
     /// Lets a core go on to its next stop; `None` where it has ended.
-    pub fn resume(&mut self, core: usize) -> Option<Place> {
+    pub fn resume(&mut self, core: usize) -> Option<SwitchPoint> {
         let core = &mut self.0[core];
         if core.is_done {
             return None;
@@ -178,7 +178,7 @@ impl Cores {
 
     /// Lets a core go on until it stops at `place` for the `count`th time. False where it ends
     /// before.
-    pub fn run_to(&mut self, core: usize, place: Place, count: usize) -> bool {
+    pub fn run_to(&mut self, core: usize, place: SwitchPoint, count: usize) -> bool {
         let mut seen = 0;
         while let Some(at) = self.resume(core) {
             seen += usize::from(at == place);
@@ -193,7 +193,7 @@ impl Cores {
     pub fn run(&mut self, core: usize) -> bool {
         let mut waits = 0;
         while let Some(place) = self.resume(core) {
-            waits += usize::from(place == Place::Wait);
+            waits += usize::from(place == SwitchPoint::Wait);
             if waits > 1_000 {
                 return false;
             }

@@ -32,11 +32,11 @@ const MEMORY: u64 = 24;
 const HELD: usize = 24;
 
 /// A mapping by its first page of IOVA and of memory.
-type Place = (u64, u64);
+type MappingKey = (u64, u64);
 
 /// The model's record of a mapping.
 #[derive(Clone, Copy, Debug, Default)]
-struct Known {
+struct MappingRecord {
     pages: u64,
     /// Number of cores that have it mapped.
     users: u32,
@@ -54,14 +54,14 @@ struct Known {
 /// A mapping that is held.
 pub struct Live {
     mapping: Result<Mapping, (address::Iova, u64)>,
-    place: Place,
+    place: MappingKey,
 }
 
 #[derive(Default)]
 struct State {
-    known: BTreeMap<Place, Known>,
+    known: BTreeMap<MappingKey, MappingRecord>,
     /// Mappings that no core has and that no barrier has covered yet.
-    gone: Vec<Place>,
+    gone: Vec<MappingKey>,
     /// By page of memory: maps that have not returned.
     mapping: BTreeMap<u64, u32>,
     /// Mappings that wait for the core that unmaps them.
@@ -159,7 +159,7 @@ impl<A: IovaAllocator> World<A> {
     }
 
     /// Returns whether the device reaches the memory of a mapping that it had.
-    fn is_reached(&self, (iova, phys): Place, pages: u64) -> bool {
+    fn is_reached(&self, (iova, phys): MappingKey, pages: u64) -> bool {
         (0..pages).any(|page| {
             let at = IovaPfn::new(iova + page).start();
             // No core stops while it has the model's lock.
@@ -170,7 +170,7 @@ impl<A: IovaAllocator> World<A> {
 
     /// Returns the mappings that are reached although no core has them or may be mapping them
     /// again.
-    fn reached(&self) -> Vec<Place> {
+    fn reached(&self) -> Vec<MappingKey> {
         let mut state = self.state();
         let State {
             known,
@@ -181,7 +181,7 @@ impl<A: IovaAllocator> World<A> {
         gone.retain(|place| known[place].users == 0);
         gone.sort_unstable();
         gone.dedup();
-        let is_settled = |place: &&Place| {
+        let is_settled = |place: &&MappingKey| {
             known[*place].leaving == 0 && mapping.get(&place.1).is_none_or(|count| *count == 0)
         };
         let reached = gone.iter().filter(is_settled);
@@ -383,7 +383,7 @@ impl<A: IovaAllocator> Worker<A> {
     }
 
     /// An unmap begins. The number of this change; none where others have the mapping, or unmap it.
-    fn leave(&mut self, place: Place) -> Option<u64> {
+    fn leave(&mut self, place: MappingKey) -> Option<u64> {
         let mut state = self.world.state();
         let known = state.known.get_mut(&place).expect("it was mapped");
         let is_shared = known.users > 1 || known.leaving > 0;
@@ -405,7 +405,7 @@ impl<A: IovaAllocator> Worker<A> {
     }
 
     /// It has returned; whether without an error.
-    fn left(&mut self, place: Place, change: Option<u64>, is_invalidated: bool) {
+    fn left(&mut self, place: MappingKey, change: Option<u64>, is_invalidated: bool) {
         let handle = self.handle;
         let mut state = self.world.state();
         state.now += 1;

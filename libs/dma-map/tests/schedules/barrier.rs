@@ -32,7 +32,7 @@ struct Page {
 
 /// It uses nothing of shuttle's, so each access to it is one step.
 #[derive(Default)]
-struct Known {
+struct ModelState {
     pages: BTreeMap<u64, Page>,
     /// Memory that is just being mapped, and may be found idle.
     mapping: Vec<u64>,
@@ -40,7 +40,7 @@ struct Known {
 
 struct World {
     domain: ModelDomain<TreeAllocator>,
-    known: Mutex<Known>,
+    known: Mutex<ModelState>,
 }
 
 impl World {
@@ -53,7 +53,7 @@ impl World {
         })
     }
 
-    fn known(&self) -> MutexGuard<'_, Known> {
+    fn known(&self) -> MutexGuard<'_, ModelState> {
         self.known.lock().expect("nobody panics with it")
     }
 

@@ -41,7 +41,7 @@ struct Page {
 
 /// It uses nothing of shuttle's, so each access to it is one step.
 #[derive(Default)]
-struct Known {
+struct ModelState {
     pages: BTreeMap<u64, Page>,
     /// By page of memory: maps that were begun, and those that are over. One in between may have
     /// found a mapping that is gone for all other cores.
@@ -52,13 +52,13 @@ struct Known {
 
 struct World<A: IovaAllocator> {
     domain: ModelDomain<A>,
-    known: Mutex<Known>,
+    known: Mutex<ModelState>,
     is_strict: bool,
     is_sharing: bool,
 }
 
 impl<A: IovaAllocator> World<A> {
-    fn known(&self) -> MutexGuard<'_, Known> {
+    fn known(&self) -> MutexGuard<'_, ModelState> {
         self.known.lock().expect("nobody panics with it")
     }
 

@@ -27,7 +27,7 @@ const FIRST: u64 = REPORTS as u64;
 
 /// Words that cores post to. A post needs only the first of these lines, as long as few cores meet.
 #[repr(C, align(64))]
-struct Posts {
+struct OpenBatch {
     /// The open generation, [`WAITS`], and the number of posts in it.
     open: AtomicU64,
     /// The last generation whose ranges were taken. Written by the core that closed it.
@@ -46,13 +46,13 @@ struct Report {
 
 /// The open generation and the last ones.
 pub(super) struct Generations {
-    posts: CachePadded<Posts>,
+    posts: CachePadded<OpenBatch>,
     reports: [CachePadded<Report>; REPORTS],
 }
 
 /// A core's place in a generation.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Post {
+pub(super) struct BatchTicket {
     pub(super) generation: u64,
     /// Number of posts before this one.
     pub(super) place: usize,
@@ -69,7 +69,7 @@ impl Generations {
                 .store((generation as u64) << 1, Ordering::Relaxed);
         }
         Self {
-            posts: CachePadded::new(Posts {
+            posts: CachePadded::new(OpenBatch {
                 open: AtomicU64::new(FIRST << STATE_BITS),
                 taken: AtomicU64::new(FIRST - 1),
                 ranges: Default::default(),
@@ -91,10 +91,10 @@ impl Generations {
 
     /// Enters the open generation.
     #[inline]
-    pub(super) fn post(&self) -> Post {
+    pub(super) fn post(&self) -> BatchTicket {
         // Release: pairs with `close`; the cleared entries come before the submission.
         let found = self.posts.open.fetch_add(1, Ordering::AcqRel);
-        Post {
+        BatchTicket {
             generation: found >> STATE_BITS,
             place: found as usize & CORES_MAX,
             is_awaited: found & WAITS != 0,
@@ -112,7 +112,7 @@ impl Generations {
     /// Closes a generation of which this core's post is known and opens the next. Returns the
     /// number of posts in it; `None` where another core has closed it.
     #[inline]
-    pub(super) fn close(&self, post: Post) -> Option<usize> {
+    pub(super) fn close(&self, post: BatchTicket) -> Option<usize> {
         let next = (post.generation + 1) << STATE_BITS;
         let waits = if post.is_awaited { WAITS } else { 0 };
         let mut known = post.generation << STATE_BITS | waits | (post.place as u64 + 1);
@@ -129,7 +129,7 @@ impl Generations {
 
     /// Leaves a range for the core that closes the generation, if it is in time.
     #[inline]
-    pub(super) fn put(&self, post: Post, range: IovaRange) {
+    pub(super) fn put(&self, post: BatchTicket, range: IovaRange) {
         // Acquire: pairs with `take`; the core that takes the ranges of the generation before is
         // done with this word.
         if self.posts.taken.load(Ordering::Acquire) < post.generation - 1 {
