@@ -16,8 +16,9 @@
 //! 3. [`VfioMap`]: the container as the table *and* the invalidator of a mapper. Memory is mapped
 //!    by its address in this process, and only memory that the map knows: [`DmaBuffer`]s, which it
 //!    keeps alive for as long as the device may reach them.
-//! 4. [`LentMap`]: the container as a plain table of memory that others own ([`Lent`]), a virtual
-//!    machine's, without allocator and policy. It keeps that memory alive in the same way.
+//! 4. [`ExternalMap`]: the container as a plain table of memory that others own
+//!    ([`ExternalMemory`]), a virtual machine's, without allocator and policy. It keeps that memory
+//!    alive in the same way.
 //! 5. [`Region`], [`Irq`]: the parts of a device that can be read, written and mapped, and the call
 //!    that hands all eventfds of an interrupt over. [`groups`]: the devices of the host, and their
 //!    drivers.
@@ -108,8 +109,8 @@ pub use info::{AllowedRange, IommuInfo, aperture_of};
 pub use irq::{Irq, IrqIndex};
 pub use limits::HostLimits;
 pub use map::{
-    Calls, CloseError, Kernel, Lent, LentMap, LentMapError, LentUnmapError, MapRefused, Mappings,
-    Refused, UnmapFailed, VfioMap,
+    Calls, CloseError, ExternalMap, ExternalMapError, ExternalMemory, ExternalUnmapError, Kernel,
+    MapRefused, Mappings, Refused, UnmapFailed, VfioMap,
 };
 pub use memory::DmaBuffer;
 pub use region::Region;

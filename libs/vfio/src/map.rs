@@ -24,12 +24,12 @@
     reason = "it answers for the memory that a device reaches"
 )]
 
+mod external;
 mod index;
 mod kernel;
-mod lent;
 
+pub use external::{CloseError, ExternalMap, ExternalMapError, ExternalMemory, ExternalUnmapError};
 pub use kernel::{Calls, Kernel, MapRefused, UnmapFailed};
-pub use lent::{CloseError, Lent, LentMap, LentMapError, LentUnmapError};
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -97,12 +97,12 @@ impl<K: Kernel> fmt::Debug for VfioMap<K> {
 
 struct Shared<K: Kernel> {
     kernel: K,
-    book: Mutex<Book>,
+    book: Mutex<MappingState>,
 }
 
 /// Record of the mappings. `open` and `closed` have no page in common.
 #[derive(Default)]
-struct Book {
+struct MappingState {
     /// Buffers by address; some may be gone.
     memory: BTreeMap<u64, Weak<Pages>>,
     /// Mapped.
@@ -268,7 +268,7 @@ impl<K: Kernel> IoMap for VfioMap<K> {
     }
 }
 
-impl Book {
+impl MappingState {
     /// Returns the buffer in which all of that memory lies.
     fn memory_at(&self, phys: PhysAddr, pages: u64) -> Option<Arc<Pages>> {
         let (start, memory) = self.memory.range(..=phys.raw()).next_back()?;
@@ -304,7 +304,7 @@ impl Book {
 }
 
 impl<K: Kernel> Shared<K> {
-    fn book(&self) -> MutexGuard<'_, Book> {
+    fn book(&self) -> MutexGuard<'_, MappingState> {
         // Every critical section leaves the book whole, even if it panics.
         self.book.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -10,7 +10,7 @@ use crate::error::{Errno, VfioError};
 use crate::sys::Pages;
 
 /// Whole pages that a device may be given: [`VfioMap::allocate`](crate::VfioMap::allocate) makes
-/// those that a mapper maps, and any are [`Lent`](crate::Lent).
+/// those that a mapper maps, and any are [`ExternalMemory`](crate::ExternalMemory).
 ///
 /// A device may change them at any moment while they are mapped, and after that for as long as the
 /// policy allows. So they are accessed as atomics, or copied; there is no slice of them. They are

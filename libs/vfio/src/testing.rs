@@ -8,9 +8,9 @@
 //! ```
 //! use dma_map::iova::{Access, IovaPfn, IovaRange};
 //! use vfio::testing::{FakeCall, FakeKernel};
-//! use vfio::{DmaBuffer, Errno, LentMap};
+//! use vfio::{DmaBuffer, Errno, ExternalMap};
 //! let kernel = FakeKernel::new();
-//! let map = LentMap::over(kernel.clone());
+//! let map = ExternalMap::over(kernel.clone());
 //! let range = IovaRange::new(IovaPfn::new(16), 1).unwrap();
 //! kernel.fail_nth(1, Errno(5)); // the call after the next one
 //! let page = std::sync::Arc::new(DmaBuffer::new(4096).unwrap());

@@ -20,7 +20,7 @@
 //!
 //! **Who owns what.** All but the call thread is the owner's. A container has one device, since two
 //! devices of a guest may be attached to two domains. Memory that is mapped is kept by the mapping
-//! ([`vfio::LentMap`]), also past the machine's end.
+//! ([`vfio::ExternalMap`]), also past the machine's end.
 //!
 //! **What must hold.** A page is in use from before the call that maps it until after the call that
 //! unmaps it has succeeded. An unmap is complete for the guest only when the device does not reach

@@ -39,7 +39,7 @@ impl Pinned {
 // SAFETY: `PhysMem::host` has answered that all of it is RAM, contiguous here, and `_keep` keeps it
 // mapped. Guest memory is reached by atomics and raw copies alone (`guest_mem::word`), since a
 // guest's processors change it at any moment as well.
-unsafe impl vfio::Lent for Pinned {
+unsafe impl vfio::ExternalMemory for Pinned {
     fn address(&self) -> u64 {
         self.hva.raw()
     }

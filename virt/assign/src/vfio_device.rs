@@ -12,7 +12,8 @@ use pci::bars::BARS;
 use rustix::event::{EventfdFlags, eventfd};
 use thiserror::Error;
 use vfio::{
-    Container, Device, Group, IommuInfo, IrqIndex, Kernel, LentMap, LentMapError, Region, VfioError,
+    Container, Device, ExternalMap, ExternalMapError, Group, IommuInfo, IrqIndex, Kernel, Region,
+    VfioError,
 };
 
 use crate::areas::Areas;
@@ -355,7 +356,7 @@ impl Held {
 
 /// A container, for the thread that makes its calls.
 pub struct VfioTable<K: Kernel> {
-    map: Option<LentMap<K>>,
+    map: Option<ExternalMap<K>>,
     device: Option<Held>,
     group: Option<Group>,
 }
@@ -364,7 +365,7 @@ impl<K: Kernel> VfioTable<K> {
     /// Over this container, with its device.
     pub fn new(kernel: K, device: Held, group: Option<Group>) -> Self {
         Self {
-            map: Some(LentMap::over(kernel)),
+            map: Some(ExternalMap::over(kernel)),
             device: Some(device),
             group,
         }
@@ -383,7 +384,7 @@ impl<K: Kernel + 'static> Table for VfioTable<K> {
         let map = self.map.as_ref().ok_or_else(closed)?;
         let mapped = map.map(range, Arc::new(memory), 0, access);
         mapped.map_err(|error| Refusal {
-            is_full: matches!(&error, LentMapError::Call(refused) if refused.is_full()),
+            is_full: matches!(&error, ExternalMapError::Call(refused) if refused.is_full()),
             text: error.to_string(),
         })
     }
@@ -418,7 +419,7 @@ impl<K: Kernel + 'static> Table for VfioTable<K> {
             hide();
             drop(reset);
         }
-        let closed = self.map.take().map_or(Ok(()), LentMap::close);
+        let closed = self.map.take().map_or(Ok(()), ExternalMap::close);
         self.group = None;
         closed.map_err(|error| Refusal {
             is_full: false,

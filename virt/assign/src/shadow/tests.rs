@@ -12,7 +12,7 @@ use guest_mem::{
 };
 use machine::{Effects, Hold, HoldId, Invalidation, Progress, Scope, testing};
 use proptest::prelude::*;
-use vfio::Lent;
+use vfio::ExternalMemory;
 
 use super::{Limits, Shadow};
 use crate::calls::{Call, CallId, Caller, Done, Refusal};

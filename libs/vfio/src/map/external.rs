@@ -1,14 +1,14 @@
 //! A container as a plain table of memory that others own: a virtual machine's.
 //!
-//! [`LentMap`] has no policy and no allocator: its caller says what is mapped where, and when it
-//! goes. What the map adds is that no memory goes while a device may reach it: each mapping holds
-//! its memory from before the call that maps it until the kernel has said that exactly the bytes
-//! that were mapped are unmapped. An unmap that did nothing is no error to the kernel; here it is
-//! one.
+//! [`ExternalMap`] has no policy and no allocator: its caller says what is mapped where, and when
+//! it goes. What the map adds is that no memory goes while a device may reach it: each mapping
+//! holds its memory from before the call that maps it until the kernel has said that exactly the
+//! bytes that were mapped are unmapped. An unmap that did nothing is no error to the kernel; here
+//! it is one.
 //!
 //! **Threads.** Any. Calls take turns, as they do in the kernel; a look at the map
-//! ([`LentMap::mappings`]) waits for no call. Lock order: `calls`, then `index`. Memory is released
-//! with neither held.
+//! ([`ExternalMap::mappings`]) waits for no call. Lock order: `calls`, then `index`. Memory is
+//! released with neither held.
 
 use std::fmt;
 use std::mem;
@@ -31,7 +31,7 @@ use crate::memory::DmaBuffer;
 /// same, the bytes from one on stay mapped in this process to the same shared memory, and this
 /// process accesses them in no way that their change by a device would break: as atomics or by raw
 /// copies only.
-pub unsafe trait Lent: Send + Sync + 'static {
+pub unsafe trait ExternalMemory: Send + Sync + 'static {
     /// Address in this process.
     fn address(&self) -> u64;
 
@@ -46,7 +46,7 @@ pub unsafe trait Lent: Send + Sync + 'static {
 
 // SAFETY: a buffer's pages stay mapped where they are until its last clone goes, and are reached as
 // atomics only.
-unsafe impl Lent for DmaBuffer {
+unsafe impl ExternalMemory for DmaBuffer {
     fn address(&self) -> u64 {
         self.0.address()
     }
@@ -58,7 +58,7 @@ unsafe impl Lent for DmaBuffer {
 
 /// Reason why memory was not mapped. Nothing has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub enum LentMapError {
+pub enum ExternalMapError {
     /// The memory begins inside a page.
     #[error("memory at {vaddr:#x} begins inside a page of 4 KiB")]
     Misaligned {
@@ -90,7 +90,7 @@ pub enum LentMapError {
 
 /// Reason why not all of a range was unmapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub enum LentUnmapError {
+pub enum ExternalUnmapError {
     /// A mapping lies in the range in part: type 1 unmaps whole ones. The kernel was not asked,
     /// nothing has changed.
     #[error("{range} cuts the mapping of {mapped}: mappings are unmapped whole")]
@@ -102,7 +102,7 @@ pub enum LentUnmapError {
     },
     /// The call failed, or the bytes unmapped are not those that were mapped. All that was mapped
     /// in the range counts as within reach and is kept: it can be tried again, or the devices
-    /// closed and then the map ([`LentMap::close`]).
+    /// closed and then the map ([`ExternalMap::close`]).
     #[error(transparent)]
     Unmapped(#[from] UnmapFailed),
 }
@@ -129,14 +129,14 @@ pub struct CloseError {
 /// ```no_run
 /// use std::sync::Arc;
 /// use dma_map::iova::{Access, IovaPfn, IovaRange};
-/// # fn f(ram: Arc<dyn vfio::Lent>) -> Result<(), Box<dyn std::error::Error>> {
-/// use vfio::{Container, Group, LentMap};
+/// # fn f(ram: Arc<dyn vfio::ExternalMemory>) -> Result<(), Box<dyn std::error::Error>> {
+/// use vfio::{Container, Group, ExternalMap};
 ///
 /// let group = Group::of_device("0000:01:00.0")?;
 /// let container = Container::open()?;
 /// container.attach(&group)?;
 /// let device = group.device("0000:01:00.0")?;
-/// let map = LentMap::over(container);
+/// let map = ExternalMap::over(container);
 /// let range = IovaRange::new(IovaPfn::new(0x10), 4).ok_or("a range")?;
 /// map.map(range, ram, 0x8000, Access::ReadWrite)?; // from byte 0x8000 of `ram` on
 /// assert_eq!(map.unmap(range)?, 4 << 12);
@@ -144,25 +144,25 @@ pub struct CloseError {
 /// map.close()?;
 /// # Ok(()) }
 /// ```
-pub struct LentMap<K: Kernel = Container> {
+pub struct ExternalMap<K: Kernel = Container> {
     kernel: K,
     /// Held during each call.
     calls: Mutex<Calls>,
     /// Mappings that a device may reach: from before a call maps it until after one has unmapped
     /// it. Held for a moment.
-    index: Mutex<MappingIndex<Arc<dyn Lent>>>,
+    index: Mutex<MappingIndex<Arc<dyn ExternalMemory>>>,
 }
 
-impl<K: Kernel> fmt::Debug for LentMap<K> {
+impl<K: Kernel> fmt::Debug for ExternalMap<K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mappings = self.mappings();
-        f.debug_struct("LentMap")
+        f.debug_struct("ExternalMap")
             .field("mappings", &mappings)
             .finish_non_exhaustive()
     }
 }
 
-impl<K: Kernel> LentMap<K> {
+impl<K: Kernel> ExternalMap<K> {
     /// The map of a container, or of what answers its calls, in which nothing is mapped.
     pub fn over(kernel: K) -> Self {
         Self {
@@ -191,38 +191,38 @@ impl<K: Kernel> LentMap<K> {
     /// Maps `range` to `memory` from its byte `offset` on, and holds `memory` until it is unmapped.
     ///
     /// # Errors
-    /// [`LentMapError`]; nothing has changed.
+    /// [`ExternalMapError`]; nothing has changed.
     pub fn map(
         &self,
         range: IovaRange,
-        memory: Arc<dyn Lent>,
+        memory: Arc<dyn ExternalMemory>,
         offset: u64,
         access: Access,
-    ) -> Result<(), LentMapError> {
+    ) -> Result<(), ExternalMapError> {
         let (vaddr, len) = (memory.address(), memory.len());
         let bytes = range.len().and_then(|bytes| offset.checked_add(bytes));
         let place = vaddr.checked_add(offset);
         let (Some(_), Some(vaddr)) = (bytes.filter(|end| *end <= len), place) else {
             let pages = range.pages();
-            return Err(LentMapError::Outside { offset, pages, len });
+            return Err(ExternalMapError::Outside { offset, pages, len });
         };
         if !vaddr.is_multiple_of(PAGE_SIZE) {
-            return Err(LentMapError::Misaligned { vaddr });
+            return Err(ExternalMapError::Misaligned { vaddr });
         }
         let mut calls = self.turn();
         {
             let mut index = self.index();
             if let Some(mapping) = index.overlapping(range) {
                 let mapped = mapping.range;
-                return Err(LentMapError::Overlaps { range, mapped });
+                return Err(ExternalMapError::Overlaps { range, mapped });
             }
             index.insert(range, memory);
         }
         calls.maps += 1;
-        // SAFETY: `Lent` has the bytes stay mapped, and accessed as a device's, for as long as
-        // `memory` lives, and they were seen to lie in it. The index holds it from before the call
-        // on; it leaves the index only when the kernel has said that exactly what was mapped is
-        // unmapped, when the groups are off the container, or when it is forgotten.
+        // SAFETY: `ExternalMemory` has the bytes stay mapped, and accessed as a device's, for as
+        // long as `memory` lives, and they were seen to lie in it. The index holds it from before
+        // the call on; it leaves the index only when the kernel has said that exactly what was
+        // mapped is unmapped, when the groups are off the container, or when it is forgotten.
         let mapped = unsafe { self.kernel.map_dma(range, vaddr, access) };
         let refused = match mapped {
             Ok(()) => return Ok(()),
@@ -239,8 +239,8 @@ impl<K: Kernel> LentMap<K> {
     /// releases their memory. Gives the bytes unmapped: 0, without a call, where nothing is mapped.
     ///
     /// # Errors
-    /// [`LentUnmapError`].
-    pub fn unmap(&self, range: IovaRange) -> Result<u64, LentUnmapError> {
+    /// [`ExternalUnmapError`].
+    pub fn unmap(&self, range: IovaRange) -> Result<u64, ExternalUnmapError> {
         let mut calls = self.turn();
         let found: Vec<IovaRange> = {
             let index = self.index();
@@ -249,7 +249,7 @@ impl<K: Kernel> LentMap<K> {
         };
         // The first and the last, if any, are the only ones that can reach beyond.
         if let Some(&mapped) = found.iter().find(|mapped| !range.contains(**mapped)) {
-            return Err(LentUnmapError::Cuts { range, mapped });
+            return Err(ExternalUnmapError::Cuts { range, mapped });
         }
         let Some((whole, pages)) = extent(found.iter().copied()) else {
             return Ok(0);
@@ -314,13 +314,13 @@ impl<K: Kernel> LentMap<K> {
         self.calls.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn index(&self) -> MutexGuard<'_, MappingIndex<Arc<dyn Lent>>> {
+    fn index(&self) -> MutexGuard<'_, MappingIndex<Arc<dyn ExternalMemory>>> {
         // No call is made while it is held.
         self.index.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl<K: Kernel> Drop for LentMap<K> {
+impl<K: Kernel> Drop for ExternalMap<K> {
     fn drop(&mut self) {
         // The memory that cannot be released is lost in any case.
         let _ = self.end();

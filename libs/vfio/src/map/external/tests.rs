@@ -13,7 +13,7 @@ struct Ram {
 }
 
 // SAFETY: the fake kernel's device reaches nothing.
-unsafe impl Lent for Ram {
+unsafe impl ExternalMemory for Ram {
     fn address(&self) -> u64 {
         self.address
     }
@@ -31,7 +31,7 @@ impl Drop for Ram {
 
 /// A map, its kernel, and the number of pieces of memory that have not been released.
 struct Fixture {
-    map: LentMap<FakeKernel>,
+    map: ExternalMap<FakeKernel>,
     kernel: FakeKernel,
     alive: Arc<AtomicUsize>,
 }
@@ -40,7 +40,7 @@ impl Fixture {
     fn new() -> Self {
         let kernel = FakeKernel::new();
         Self {
-            map: LentMap::over(kernel.clone()),
+            map: ExternalMap::over(kernel.clone()),
             kernel,
             alive: Arc::default(),
         }
@@ -53,7 +53,7 @@ impl Fixture {
     }
 
     /// Maps pages `first` on to memory of their own.
-    fn lend(&self, first: u64, pages: u64) -> Result<(), LentMapError> {
+    fn lend(&self, first: u64, pages: u64) -> Result<(), ExternalMapError> {
         let ram = self.ram(0x7000_0000);
         let range = range(first, pages);
         self.map.map(range, ram, 0, Access::ReadWrite)
@@ -113,16 +113,16 @@ fn memory_that_is_not_all_there_or_not_aligned_is_not_mapped() {
         let refused = fixture
             .map
             .map(range(16, pages), ram.clone(), offset, Access::Read);
-        let expected = LentMapError::Outside { offset, pages, len };
+        let expected = ExternalMapError::Outside { offset, pages, len };
         assert_eq!(refused, Err(expected));
     }
     // All of the space has a length of 65 bits.
     let all = range(0, 1 << 52);
     let refused = fixture.map.map(all, ram.clone(), 0, Access::Read);
-    assert!(matches!(refused, Err(LentMapError::Outside { .. })));
+    assert!(matches!(refused, Err(ExternalMapError::Outside { .. })));
     let refused = fixture.map.map(range(16, 1), ram.clone(), 8, Access::Read);
     let vaddr = 0x7000_0008;
-    assert_eq!(refused, Err(LentMapError::Misaligned { vaddr }));
+    assert_eq!(refused, Err(ExternalMapError::Misaligned { vaddr }));
     // An odd address and an offset that makes it even: it is the sum that counts.
     let odd = fixture.ram(0x7000_0800);
     fixture
@@ -148,7 +148,7 @@ fn range_that_overlaps_or_cuts_a_mapping_changes_nothing() {
     ] {
         let (range, mapped) = (range(first, pages), range(mapped, 4));
         let refused = fixture.lend(first, pages);
-        assert_eq!(refused, Err(LentMapError::Overlaps { range, mapped }));
+        assert_eq!(refused, Err(ExternalMapError::Overlaps { range, mapped }));
     }
     for (first, pages, mapped) in [
         (16, 3, 16),
@@ -159,7 +159,7 @@ fn range_that_overlaps_or_cuts_a_mapping_changes_nothing() {
     ] {
         let (range, mapped) = (range(first, pages), range(mapped, 4));
         let refused = fixture.map.unmap(range);
-        assert_eq!(refused, Err(LentUnmapError::Cuts { range, mapped }));
+        assert_eq!(refused, Err(ExternalUnmapError::Cuts { range, mapped }));
     }
     assert_eq!(fixture.map.unmap(range(20, 4)), Ok(0), "nothing is there");
     assert_eq!(fixture.map.calls(), Calls { maps: 2, unmaps: 0 });
@@ -206,7 +206,7 @@ fn refused_map_releases_the_memory_and_says_what_to_do() {
         fixture.kernel.fail_nth(0, Errno(errno));
         let error = fixture.lend(16, 4).unwrap_err();
         assert!(error.to_string().contains(advice), "{error}");
-        let LentMapError::Call(refused) = error else {
+        let ExternalMapError::Call(refused) = error else {
             panic!("{error}");
         };
         assert_eq!((refused.errno, refused.is_full()), (Errno(errno), is_full));
@@ -231,11 +231,11 @@ fn bytes_that_differ_keep_the_memory() {
             mapped,
             unmapped,
         };
-        assert_eq!(failed, Err(LentUnmapError::Unmapped(failed_with)));
+        assert_eq!(failed, Err(ExternalUnmapError::Unmapped(failed_with)));
         assert_eq!((fixture.map.mappings(), fixture.alive()), (2, 2));
         assert!(matches!(
             fixture.lend(17, 1),
-            Err(LentMapError::Overlaps { .. })
+            Err(ExternalMapError::Overlaps { .. })
         ));
         // Only an answer that accounts for all of it releases any of it.
         assert_eq!(fixture.map.unmap(range), Ok(mapped));
@@ -254,7 +254,7 @@ fn part_that_is_gone_from_the_kernel_keeps_all_of_it() {
         let failed = fixture.map.unmap(range(16, 6));
         assert!(matches!(
             failed,
-            Err(LentUnmapError::Unmapped(UnmapFailed::Bytes { .. }))
+            Err(ExternalUnmapError::Unmapped(UnmapFailed::Bytes { .. }))
         ));
         assert_eq!(fixture.alive(), 2);
     }
@@ -272,7 +272,7 @@ fn unmap_that_fails_keeps_the_memory_and_can_be_tried_again() {
     let range = range(16, 2);
     let failed = UnmapFailed::Call { range, errno };
     let unmapped = fixture.map.unmap(range);
-    assert_eq!(unmapped, Err(LentUnmapError::Unmapped(failed)));
+    assert_eq!(unmapped, Err(ExternalUnmapError::Unmapped(failed)));
     assert_eq!((fixture.map.mappings(), fixture.alive()), (1, 1));
     assert_eq!(fixture.map.unmap(range), Ok(2 << 12));
     assert_eq!(fixture.alive(), 0);
@@ -406,8 +406,8 @@ fn any_history_releases_exactly_what_the_kernel_has_unmapped() {
                     assert_eq!(found, bytes, "{step}");
                     model.retain(|at, _| !touched.iter().any(|(gone, _)| gone == at));
                 }
-                Err(LentUnmapError::Cuts { .. }) => assert!(is_cut, "{step}"),
-                Err(LentUnmapError::Unmapped(_)) => {
+                Err(ExternalUnmapError::Cuts { .. }) => assert!(is_cut, "{step}"),
+                Err(ExternalUnmapError::Unmapped(_)) => {
                     assert!(is_refused || is_idle, "{step}");
                     disagreed += 1;
                 }
