@@ -22,7 +22,7 @@ use std::os::unix::net::{SocketAddr, UnixListener};
 use std::sync::Once;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use sidecore::{Activity, Departure, Nanos, PollContext, Poller, Probe, Wakes};
+use sidecore::{Activity, DetachReason, Nanos, PollContext, Poller, Probe, Wakes};
 use vhost_export::{Export, ExportConfig, RingProbe};
 use vio::blk::{Blk, BlkClass, BlkConfig, MemDisk, Transfer};
 
@@ -276,7 +276,7 @@ impl World {
             self.is_armed = false;
             self.export.disarm();
         }
-        if self.is_moving && self.export.may_detach(Departure::Move) {
+        if self.is_moving && self.export.may_detach(DetachReason::Move) {
             self.is_moving = false;
             self.export.detaching(&mut self.wakes);
             self.wakes = Wakes::by_hand();

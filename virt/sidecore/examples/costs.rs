@@ -28,9 +28,9 @@ struct Word(AtomicU32);
 
 /// A stretch of shared memory, and one word in it.
 #[derive(Clone)]
-struct Place(Arc<Vec<Word>>, usize);
+struct SharedWord(Arc<Vec<Word>>, usize);
 
-impl Place {
+impl SharedWord {
     fn word(&self) -> &AtomicU32 {
         &self.0[self.1].0
     }
@@ -38,16 +38,16 @@ impl Place {
 
 /// Probe as for a ring: a pointer that was computed before, the last value seen there, and a
 /// reference that keeps the memory mapped.
-struct Seen {
+struct RingProbe {
     word: *const AtomicU32,
     seen: u32,
-    _place: Place,
+    _place: SharedWord,
 }
 
 // SAFETY: the word is shared memory, accessed atomically only.
-unsafe impl Send for Seen {}
+unsafe impl Send for RingProbe {}
 
-impl Probe for Seen {
+impl Probe for RingProbe {
     fn fires(&self) -> bool {
         // SAFETY: `_place` keeps the word in being.
         unsafe { &*self.word }.load(Ordering::Relaxed) != self.seen
@@ -55,7 +55,7 @@ impl Probe for Seen {
 }
 
 struct Device {
-    place: Place,
+    place: SharedWord,
     seen: u32,
     served: Arc<AtomicU64>,
     kick: Arc<File>,
@@ -64,7 +64,7 @@ struct Device {
 
 impl Poller for Device {
     type Message = ();
-    type Probe = Seen;
+    type Probe = RingProbe;
 
     fn attached(&mut self, wakes: &mut Wakes) -> std::io::Result<()> {
         wakes.add(self.kick.as_raw_fd(), 0)
@@ -101,11 +101,11 @@ impl Poller for Device {
 
     fn disarm(&mut self) {}
 
-    fn probe(&self, slot: &mut Option<Seen>) {
+    fn probe(&self, slot: &mut Option<RingProbe>) {
         match slot {
             Some(probe) => probe.seen = self.seen,
             None => {
-                *slot = Some(Seen {
+                *slot = Some(RingProbe {
                     word: self.place.word(),
                     seen: self.seen,
                     _place: self.place.clone(),
@@ -130,7 +130,7 @@ fn devices(count: usize) -> Vec<Device> {
     );
     (0..count)
         .map(|at| Device {
-            place: Place(Arc::clone(&words), at),
+            place: SharedWord(Arc::clone(&words), at),
             seen: 0,
             served: Arc::new(AtomicU64::new(0)),
             kick: kick(),

@@ -79,7 +79,7 @@ pub(crate) struct Grant {
 
 /// A flow, and the reason for its visit.
 #[derive(Clone, Copy, Debug, Default)]
-struct Place {
+struct QueuedFlow {
     flow: FlowId,
     /// It has become active again, and is not in the ring.
     is_woken: bool,
@@ -104,14 +104,14 @@ pub(crate) struct Drr {
     first: Vec<FlowId>,
     /// Flows of `woken` that were visited while others had work, and have more to do: visited after
     /// those that become active meanwhile, and before the flow that was interrupted.
-    again: VecDeque<Place>,
+    again: VecDeque<QueuedFlow>,
     /// Flows whose visits were cut short, each for the one behind it. One that belongs to the ring
     /// has not been kept yet.
-    cut: Vec<Place>,
+    cut: Vec<QueuedFlow>,
     /// Deficit of the flow being visited, before the visit.
     budget: i64,
     /// The flow being visited.
-    place: Place,
+    place: QueuedFlow,
     is_in_round: bool,
     round: u64,
     /// Number of backlogged flows: counted during a round for the next one.
@@ -137,7 +137,7 @@ impl Drr {
             again: VecDeque::new(),
             cut: Vec::new(),
             budget: 0,
-            place: Place::default(),
+            place: QueuedFlow::default(),
             is_in_round: false,
             round: 0,
             hungry: 0,
@@ -327,7 +327,7 @@ impl Drr {
 
     fn next_of_some(&mut self) -> Option<Grant> {
         while let Some(flow) = self.woken.pop_front() {
-            self.place = Place {
+            self.place = QueuedFlow {
                 flow,
                 is_woken: true,
                 is_interruption: !self.grant(flow, self.grants),
@@ -349,9 +349,9 @@ impl Drr {
         }
         while let Some(&flow) = self.ring.get(self.cursor) {
             self.cursor += 1;
-            self.place = Place {
+            self.place = QueuedFlow {
                 flow,
-                ..Place::default()
+                ..QueuedFlow::default()
             };
             if self.grant(flow, self.grants)
                 && let Some(visit) = self.visit(flow)

@@ -34,12 +34,12 @@ pub(crate) trait Notifier {
 #[derive(Debug)]
 pub(crate) struct Gate<B> {
     state: CachePadded<AtomicU32>,
-    mail: CachePadded<Mail>,
+    mail: CachePadded<SendState>,
     notifier: B,
 }
 
 #[derive(Debug)]
-struct Mail {
+struct SendState {
     /// Messages put into the channel so far. Counted after the message is in.
     sent: AtomicU64,
     stop: AtomicBool,
@@ -49,7 +49,7 @@ impl<B: Notifier> Gate<B> {
     pub(crate) fn new(notifier: B) -> Self {
         Gate {
             state: CachePadded(AtomicU32::new(AWAKE)),
-            mail: CachePadded(Mail {
+            mail: CachePadded(SendState {
                 sent: AtomicU64::new(0),
                 stop: AtomicBool::new(false),
             }),

@@ -40,7 +40,7 @@ use crate::{
     clock::Nanos,
     drr::{self, Drr, Grant, State},
     poll_context::PollContext,
-    poller::{Activity, ArmError, Departure, Poller, Probe},
+    poller::{Activity, ArmError, DetachReason, Poller, Probe},
     pollers::Pollers,
     serve::{CALL_BUDGET, MESSAGE_COST, READY_COST, READY_DEBT},
     wakes::Wakes,
@@ -381,7 +381,7 @@ impl<P: Poller> Group<P> {
     }
 
     /// Asks all children, even if one refuses: each prepares for it.
-    fn all_may_detach(&mut self, departure: Departure) -> bool {
+    fn all_may_detach(&mut self, departure: DetachReason) -> bool {
         (0..self.len()).fold(true, |all, at| {
             self.children.touch(at).poller.may_detach(departure) & all
         })
@@ -423,8 +423,8 @@ impl<P: Poller> Poller for Group<P> {
         }
     }
 
-    fn may_detach(&mut self, departure: Departure) -> bool {
-        if departure == Departure::End {
+    fn may_detach(&mut self, departure: DetachReason) -> bool {
+        if departure == DetachReason::End {
             return self.all_may_detach(departure);
         }
         let now = Nanos::now();

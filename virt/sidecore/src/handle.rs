@@ -13,7 +13,7 @@ use std::sync::{
 use thiserror::Error;
 
 use crate::{
-    mailbox::Outbox,
+    mailbox::MailboxSender,
     reply::{Reply, reply},
     sync::Arc,
     sys::EventFd,
@@ -40,7 +40,7 @@ pub enum CallError {
 pub(crate) struct Route<M> {
     pub(crate) id: u64,
     /// `None` when it has been removed.
-    to: RwLock<Option<Outbox<M, EventFd>>>,
+    to: RwLock<Option<MailboxSender<M, EventFd>>>,
 }
 
 /// The next poller's number.
@@ -48,7 +48,7 @@ static NEXT_ID: AtomicU64 = AtomicU64::new(0);
 
 impl<M> Route<M> {
     /// Creates the route of a new poller.
-    pub(crate) fn new(to: Outbox<M, EventFd>) -> Arc<Self> {
+    pub(crate) fn new(to: MailboxSender<M, EventFd>) -> Arc<Self> {
         Arc::new(Route {
             // Relaxed: numbers only have to differ.
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
@@ -60,7 +60,7 @@ impl<M> Route<M> {
     /// a core must not wait for it.
     pub(crate) fn redirect<R>(
         &self,
-        act: impl FnOnce(&mut Option<Outbox<M, EventFd>>) -> R,
+        act: impl FnOnce(&mut Option<MailboxSender<M, EventFd>>) -> R,
     ) -> Option<R> {
         match self.to.try_write() {
             Ok(mut to) => Some(act(&mut to)),

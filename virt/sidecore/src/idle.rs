@@ -18,19 +18,20 @@
 //! ```
 //! That is the policy `Adaptive`, made for pollers that are expensive to arm. `Priced` weighs CPU
 //! time against latency, at a price that the user sets, over the idle periods that it has seen: see
-//! [`gaps`]. A part of the core may have a lower price: see [`Tariff`] and [`allowance`]. `Poll`,
-//! `Sleep` and `Spin` are fixed, for comparison and for users who know their load.
+//! [`idle_periods`]. A part of the core may have a lower price: see [`CpuLatencyTradeoff`] and
+//! [`allowance`]. `Poll`, `Sleep` and `Spin` are fixed, for comparison and for users who know their
+//! load.
 //!
 //! Pure: no clock, no system call; time is an argument. Owned by the loop in `run.rs`.
 
 mod allowance;
-mod gaps;
-mod tariff;
+mod idle_periods;
+mod tradeoff;
 
 use crate::clock::Nanos;
 use allowance::Allowance;
-use gaps::{Gaps, Park};
-pub use tariff::{Price, Tariff};
+use idle_periods::{IdlePeriods, Park};
+pub use tradeoff::{CpuLatencyTradeoff, CpuPerLatency};
 
 /// Condition for a change from polling to sleeping.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -46,7 +47,7 @@ pub enum IdlePolicy {
     Spin(u64),
     /// After the time that costs least for the idle periods seen, at a price of CPU time against
     /// latency.
-    Priced(Tariff),
+    Priced(CpuLatencyTradeoff),
 }
 
 impl IdlePolicy {
@@ -57,13 +58,13 @@ impl IdlePolicy {
 
     /// Returns the priced policy, with one price for the whole core.
     pub fn priced(price: f64) -> Self {
-        IdlePolicy::Priced(Tariff::flat(Price::new(price)))
+        IdlePolicy::Priced(CpuLatencyTradeoff::flat(CpuPerLatency::new(price)))
     }
 
     /// Returns the priced policy with the default trade-off: little latency for half a core, the
     /// whole core only where it is worth it.
     pub fn tiered() -> Self {
-        IdlePolicy::Priced(Tariff::default())
+        IdlePolicy::Priced(CpuLatencyTradeoff::default())
     }
 }
 
@@ -151,7 +152,7 @@ pub struct IdleState {
     awake_until: Nanos,
     retry_ns: u64,
     /// For the priced policy.
-    gaps: Gaps,
+    gaps: IdlePeriods,
     allowance: Allowance,
     /// Moving average, without the pollers' arming.
     park: Park,
@@ -172,10 +173,10 @@ impl IdleState {
         };
         let tariff = match policy {
             IdlePolicy::Priced(tariff) => tariff,
-            _ => Tariff::flat(Price::default()),
+            _ => CpuLatencyTradeoff::flat(CpuPerLatency::default()),
         };
         IdleState {
-            gaps: Gaps::new(park, tariff),
+            gaps: IdlePeriods::new(park, tariff),
             allowance: Allowance::new(tariff.share(), now),
             park,
             burst: 0,
@@ -208,7 +209,7 @@ impl IdleState {
         self.last_work = now;
     }
 
-    fn record(&mut self, now: Nanos, gap_ns: u64, tariff: Tariff) {
+    fn record(&mut self, now: Nanos, gap_ns: u64, tariff: CpuLatencyTradeoff) {
         // Work that ended a sleep came earlier than this sweep, by the latency of a wake.
         let has_slept = std::mem::take(&mut self.has_slept);
         let late_ns = if has_slept {
@@ -356,7 +357,7 @@ impl IdleState {
             wake_ns: (wake_ns as f64).clamp(*WAKE_NS.start(), *WAKE_NS.end()),
         };
         if let IdlePolicy::Priced(tariff) = self.policy {
-            self.gaps = Gaps::new(self.park, tariff);
+            self.gaps = IdlePeriods::new(self.park, tariff);
         }
     }
 

@@ -27,7 +27,7 @@
 //!   first sender. [`Handle::call`] waits for an answer through a [`Reply`] and learns if none will
 //!   come.
 //! - [`IdlePolicy`], [`IdleState`]: spin, pause, sleep: a pure state machine, with a trade-off of
-//!   CPU time against latency ([`Tariff`]).
+//!   CPU time against latency ([`CpuLatencyTradeoff`]).
 //! - [`Monitor`]: reports a sidecore that has stopped sweeping.
 //! - [`Stats`]: counted by the owner, readable by any thread.
 //!
@@ -82,10 +82,10 @@ pub use control::{ControlConfig, Controller, CoreSample, Decision, PollerSample}
 pub use fleet::{Fleet, FleetBuilder, FleetCounts, MoveError};
 pub use group::{ChildWaker, ChildWakers, Group, GroupProbe, ToChild};
 pub use handle::{CallError, Handle, SendError};
-pub use idle::{Adaptive, Hints, IdlePolicy, IdleState, Price, Tariff, Wait};
-pub use monitor::{Monitor, Stuck, StuckCause, Watch};
+pub use idle::{Adaptive, CpuLatencyTradeoff, CpuPerLatency, Hints, IdlePolicy, IdleState, Wait};
+pub use monitor::{Monitor, StallCause, StallReport, Watch};
 pub use poll_context::{PollContext, REQUEST_COST, bytes_cost};
-pub use poller::{Activity, AlwaysPoll, ArmError, Departure, Poller, Probe};
+pub use poller::{Activity, AlwaysPoll, ArmError, DetachReason, Poller, Probe};
 pub use reply::{Answer, Reply};
 pub use sidecore::{AddError, Sidecore, SidecoreBuilder, SpawnError};
 pub use signal::{

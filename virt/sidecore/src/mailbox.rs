@@ -11,21 +11,21 @@ use crate::{
 
 /// A message and the number of the poller it is for.
 #[derive(Debug)]
-pub(crate) struct Envelope<M> {
+pub(crate) struct AddressedMessage<M> {
     pub(crate) poller: u64,
     pub(crate) message: M,
 }
 
 /// The sending end.
 #[derive(Debug)]
-pub(crate) struct Outbox<M, B> {
-    channel: mpsc::Sender<Envelope<M>>,
+pub(crate) struct MailboxSender<M, B> {
+    channel: mpsc::Sender<AddressedMessage<M>>,
     gate: Arc<Gate<B>>,
 }
 
-impl<M, B> Clone for Outbox<M, B> {
+impl<M, B> Clone for MailboxSender<M, B> {
     fn clone(&self) -> Self {
-        Outbox {
+        MailboxSender {
             channel: self.channel.clone(),
             gate: Arc::clone(&self.gate),
         }
@@ -35,8 +35,8 @@ impl<M, B> Clone for Outbox<M, B> {
 /// The receiving end, owned by the sidecore's thread. Dropping it drops all messages in it and
 /// makes later sends fail.
 #[derive(Debug)]
-pub(crate) struct Inbox<M, B> {
-    channel: mpsc::Receiver<Envelope<M>>,
+pub(crate) struct MailboxReceiver<M, B> {
+    channel: mpsc::Receiver<AddressedMessage<M>>,
     gate: Arc<Gate<B>>,
     /// Count of messages when the channel was last found to need emptying.
     seen: u64,
@@ -44,15 +44,15 @@ pub(crate) struct Inbox<M, B> {
     is_draining: bool,
 }
 
-pub(crate) fn mailbox<M, B: Notifier>(notifier: B) -> (Outbox<M, B>, Inbox<M, B>) {
+pub(crate) fn mailbox<M, B: Notifier>(notifier: B) -> (MailboxSender<M, B>, MailboxReceiver<M, B>) {
     let (tx, rx) = mpsc::channel();
     let gate = Arc::new(Gate::new(notifier));
     (
-        Outbox {
+        MailboxSender {
             channel: tx,
             gate: Arc::clone(&gate),
         },
-        Inbox {
+        MailboxReceiver {
             channel: rx,
             gate,
             seen: 0,
@@ -61,11 +61,11 @@ pub(crate) fn mailbox<M, B: Notifier>(notifier: B) -> (Outbox<M, B>, Inbox<M, B>
     )
 }
 
-impl<M, B: Notifier> Outbox<M, B> {
+impl<M, B: Notifier> MailboxSender<M, B> {
     /// Sends a message; returns it when the sidecore has ended.
     pub(crate) fn send(&self, poller: u64, message: M) -> Result<(), M> {
         self.channel
-            .send(Envelope { poller, message })
+            .send(AddressedMessage { poller, message })
             .map_err(|refused| refused.0.message)?;
         self.gate.published();
         Ok(())
@@ -76,7 +76,7 @@ impl<M, B: Notifier> Outbox<M, B> {
     }
 }
 
-impl<M, B: Notifier> Inbox<M, B> {
+impl<M, B: Notifier> MailboxReceiver<M, B> {
     /// Checks whether anything was announced since the last check, or is left of it: messages,
     /// which [`take`](Self::take) finds, or orders, which have a channel of their own. One load
     /// when nothing was.
@@ -94,7 +94,7 @@ impl<M, B: Notifier> Inbox<M, B> {
 
     /// Takes the next message, if the last [`look`](Self::look) saw that there may be one. A
     /// message that is taken before its sender has counted it costs one read of an empty channel.
-    pub(crate) fn take(&mut self) -> Option<Envelope<M>> {
+    pub(crate) fn take(&mut self) -> Option<AddressedMessage<M>> {
         if !self.is_draining {
             return None;
         }
@@ -105,7 +105,7 @@ impl<M, B: Notifier> Inbox<M, B> {
 
     /// Takes all messages, announced or not; the announcement stays for the next
     /// [`look`](Self::look).
-    pub(crate) fn drain(&mut self) -> impl Iterator<Item = Envelope<M>> {
+    pub(crate) fn drain(&mut self) -> impl Iterator<Item = AddressedMessage<M>> {
         std::iter::from_fn(|| self.channel.try_recv().ok())
     }
 

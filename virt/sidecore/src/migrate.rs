@@ -19,7 +19,7 @@ use crate::{
     poller::{Activity, Poller},
     run::{Core, Member},
     sync::Arc,
-    transit::{Destination, InTransit, Leaving, Order},
+    transit::{CoreCommand, Destination, DetachedPoller, Leaving},
     wakes::Wakes,
 };
 
@@ -30,14 +30,14 @@ impl<P: Poller> Core<P> {
             self.board.pulse.0.mail_taken.add(1);
             activity = Activity::Busy;
             match order {
-                Order::Add(moving, answer) => {
+                CoreCommand::Add(moving, answer) => {
                     // The sender of the order may have stopped waiting.
                     let _ = answer.send(self.add(moving));
                 }
-                Order::Receive(moving) => self.receive(moving),
-                Order::Leave(leaving) => self.leaving.push(leaving),
+                CoreCommand::Receive(moving) => self.receive(moving),
+                CoreCommand::Leave(leaving) => self.leaving.push(leaving),
                 // A caller that waits for an answer is notified by the end of its channel.
-                Order::Stay(id) => {
+                CoreCommand::Stay(id) => {
                     self.leaving.retain(|leaving| leaving.id != id);
                     if let Some(&at) = self.slots.get(&id) {
                         self.pollers.touch(at).poller.stays();
@@ -50,20 +50,20 @@ impl<P: Poller> Core<P> {
     }
 
     /// Adds a new poller; drops it if it cannot be attached.
-    pub(crate) fn add(&mut self, mut moving: InTransit<P>) -> io::Result<()> {
+    pub(crate) fn add(&mut self, mut moving: DetachedPoller<P>) -> io::Result<()> {
         let (at, wakes, attached) = self.attach(&mut moving);
         attached?;
         self.put_in(at, moving, wakes, true);
         Ok(())
     }
 
-    fn receive(&mut self, mut moving: InTransit<P>) {
+    fn receive(&mut self, mut moving: DetachedPoller<P>) {
         let (at, wakes, attached) = self.attach(&mut moving);
         self.put_in(at, moving, wakes, attached.is_ok());
     }
 
     /// Returns its slot, its descriptors (none after an error), and whether they were registered.
-    fn attach(&self, moving: &mut InTransit<P>) -> (usize, Wakes, io::Result<()>) {
+    fn attach(&self, moving: &mut DetachedPoller<P>) -> (usize, Wakes, io::Result<()>) {
         let at = self.pollers.vacancy();
         let mut wakes = Wakes::attached_to(&self.epoll, at as u32);
         let attached = moving.poller.attached(&mut wakes);
@@ -73,7 +73,7 @@ impl<P: Poller> Core<P> {
         (at, wakes, attached)
     }
 
-    fn put_in(&mut self, at: usize, moving: InTransit<P>, wakes: Wakes, is_registered: bool) {
+    fn put_in(&mut self, at: usize, moving: DetachedPoller<P>, wakes: Wakes, is_registered: bool) {
         let id = moving.route.id;
         self.pollers.insert(at, moving.poller, wakes, is_registered);
         self.drr.reset(at);
@@ -136,13 +136,13 @@ impl<P: Poller> Core<P> {
                 Destination::Core(port, answer) => {
                     let mut moving = self.take_out(at);
                     moving.mail = mail;
-                    let has_gone = match port.order(Order::Receive(moving)) {
+                    let has_gone = match port.order(CoreCommand::Receive(moving)) {
                         Ok(()) => {
                             *to = Some(port.outbox);
                             true
                         }
                         // That core has ended: stay.
-                        Err(Order::Receive(moving)) => {
+                        Err(CoreCommand::Receive(moving)) => {
                             self.receive(moving);
                             false
                         }
@@ -174,7 +174,7 @@ impl<P: Poller> Core<P> {
         mine
     }
 
-    fn take_out(&mut self, at: usize) -> InTransit<P> {
+    fn take_out(&mut self, at: usize) -> DetachedPoller<P> {
         let debt = u64::try_from(-self.drr.deficit(at)).unwrap_or(0);
         let poller = self.pollers.remove(at);
         self.drr.remove(at);
@@ -183,7 +183,7 @@ impl<P: Poller> Core<P> {
         self.slots.remove(&id);
         self.board.pollers().retain(|board| board.id != id);
         self.board.core.0.detached.add(1);
-        InTransit {
+        DetachedPoller {
             poller,
             route: member.route,
             board: member.board,

@@ -25,7 +25,7 @@ use std::{
 use crate::{
     clock::Nanos,
     gate::Gate,
-    stats::{Board, Life, Stats},
+    stats::{SharedStats, Stats, ThreadState},
     sync::Arc,
     sys::EventFd,
 };
@@ -37,7 +37,7 @@ const LOOKS: u32 = 8;
 /// sidecore and keeps none of its pollers alive.
 #[derive(Clone)]
 pub struct Watch {
-    board: Arc<Board>,
+    board: Arc<SharedStats>,
     gate: Arc<Gate<EventFd>>,
 }
 
@@ -50,7 +50,7 @@ impl fmt::Debug for Watch {
 }
 
 impl Watch {
-    pub(crate) fn new(board: Arc<Board>, gate: Arc<Gate<EventFd>>) -> Self {
+    pub(crate) fn new(board: Arc<SharedStats>, gate: Arc<Gate<EventFd>>) -> Self {
         Watch { board, gate }
     }
 
@@ -64,11 +64,11 @@ impl Watch {
         self.board.pulse.0.is_asleep.load(Ordering::Relaxed)
     }
 
-    fn look(&self, now: Nanos) -> Look {
+    fn look(&self, now: Nanos) -> Sample {
         let pulse = &self.board.pulse.0;
         let may_sleep = now.0 < pulse.sleeps_until.load(Ordering::Relaxed)
             && self.gate.sent() == self.board.pulse.0.mail_taken.get();
-        Look {
+        Sample {
             life: pulse.life(),
             beats: pulse.beats.get(),
             is_asleep: pulse.is_asleep.load(Ordering::Relaxed) && may_sleep,
@@ -78,8 +78,8 @@ impl Watch {
 
 /// Sample of a sidecore.
 #[derive(Clone, Copy, Debug)]
-struct Look {
-    life: Life,
+struct Sample {
+    life: ThreadState,
     beats: u64,
     /// It is asleep, and no message or deadline should have woken it.
     is_asleep: bool,
@@ -88,7 +88,7 @@ struct Look {
 /// Reason of a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum StuckCause {
+pub enum StallCause {
     /// No sweep has begun for the limit: a poller does not return, or the thread does not get a
     /// CPU.
     Silent,
@@ -101,11 +101,11 @@ pub enum StuckCause {
 /// The monitor's report on one sidecore.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub struct Stuck {
+pub struct StallReport {
     /// The sidecore's name.
     pub name: String,
     /// Reason of the report.
-    pub cause: StuckCause,
+    pub cause: StallCause,
     /// The name of the poller that was being called, if one was.
     pub in_poller: Option<String>,
     /// Its statistics at the time of the report.
@@ -123,8 +123,8 @@ struct History {
 impl History {
     /// Returns whether this sample is to be reported: the first at which the stall has lasted long
     /// enough.
-    fn is_news(&mut self, look: Look) -> bool {
-        if look.life != Life::Panicked && (look.beats != self.beats || look.is_asleep) {
+    fn is_news(&mut self, look: Sample) -> bool {
+        if look.life != ThreadState::Panicked && (look.beats != self.beats || look.is_asleep) {
             *self = History {
                 beats: look.beats,
                 ..History::default()
@@ -132,7 +132,7 @@ impl History {
             return false;
         }
         self.unwell += 1;
-        let is_stuck = self.unwell >= LOOKS || look.life == Life::Panicked;
+        let is_stuck = self.unwell >= LOOKS || look.life == ThreadState::Panicked;
         let is_news = is_stuck && !self.is_reported;
         self.is_reported |= is_stuck;
         is_news
@@ -140,19 +140,19 @@ impl History {
 }
 
 #[derive(Debug, Default)]
-struct Watched {
+struct WatchList {
     list: Vec<(Watch, History)>,
     is_stopping: bool,
 }
 
 #[derive(Debug, Default)]
 struct Shared {
-    watched: Mutex<Watched>,
+    watched: Mutex<WatchList>,
     stop: Condvar,
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Watched> {
+    fn lock(&self) -> MutexGuard<'_, WatchList> {
         // Nothing panics under the lock.
         self.watched.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -177,7 +177,7 @@ impl Monitor {
     /// When no thread can be started.
     pub fn spawn(
         limit: Duration,
-        mut report: impl FnMut(&Stuck) + Send + 'static,
+        mut report: impl FnMut(&StallReport) + Send + 'static,
     ) -> io::Result<Monitor> {
         let shared = Arc::new(Shared::default());
         let of_thread = Arc::clone(&shared);
@@ -207,14 +207,14 @@ impl Drop for Monitor {
     }
 }
 
-fn monitor(shared: &Shared, interval: Duration, report: &mut dyn FnMut(&Stuck)) {
+fn monitor(shared: &Shared, interval: Duration, report: &mut dyn FnMut(&StallReport)) {
     let mut watched = shared.lock();
     while !watched.is_stopping {
         let now = Nanos::now();
         watched
             .list
-            .retain(|(watch, _)| watch.board.pulse.0.life() != Life::Ended);
-        let stuck: Vec<Stuck> = watched
+            .retain(|(watch, _)| watch.board.pulse.0.life() != ThreadState::Ended);
+        let stuck: Vec<StallReport> = watched
             .list
             .iter_mut()
             .filter_map(|(watch, history)| {
@@ -233,7 +233,7 @@ fn monitor(shared: &Shared, interval: Duration, report: &mut dyn FnMut(&Stuck)) 
     }
 }
 
-fn describe(watch: &Watch, look: Look) -> Stuck {
+fn describe(watch: &Watch, look: Sample) -> StallReport {
     let pulse = &watch.board.pulse.0;
     let id = pulse.in_poller.load(Ordering::Relaxed);
     // In a statement of its own: the list is unlocked at its end.
@@ -243,12 +243,12 @@ fn describe(watch: &Watch, look: Look) -> Stuck {
         .iter()
         .find(|poller| poller.id == id)
         .map(|poller| poller.name.clone());
-    Stuck {
+    StallReport {
         name: watch.board.name.clone(),
         cause: match look.life {
-            Life::Panicked => StuckCause::Panicked,
-            _ if pulse.is_asleep.load(Ordering::Relaxed) => StuckCause::Overslept,
-            _ => StuckCause::Silent,
+            ThreadState::Panicked => StallCause::Panicked,
+            _ if pulse.is_asleep.load(Ordering::Relaxed) => StallCause::Overslept,
+            _ => StallCause::Silent,
         },
         in_poller,
         stats: watch.board.snapshot(),
@@ -259,9 +259,9 @@ fn describe(watch: &Watch, look: Look) -> Stuck {
 mod tests {
     use super::*;
 
-    fn look(beats: u64, is_asleep: bool) -> Look {
-        Look {
-            life: Life::Running,
+    fn look(beats: u64, is_asleep: bool) -> Sample {
+        Sample {
+            life: ThreadState::Running,
             beats,
             is_asleep,
         }
@@ -288,8 +288,8 @@ mod tests {
     #[test]
     fn one_that_panicked_is_reported_at_once_and_once() {
         let mut history = History::default();
-        let look = Look {
-            life: Life::Panicked,
+        let look = Sample {
+            life: ThreadState::Panicked,
             beats: 9,
             is_asleep: false,
         };

@@ -50,7 +50,7 @@ impl Probe for AlwaysPoll {
 
 /// Reason for which a poller is to leave its core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Departure {
+pub enum DetachReason {
     /// It moves to another core. Until it may leave it should work as before, or nearly so: that
     /// may take long, and be aborted.
     Move,
@@ -130,7 +130,7 @@ pub trait Poller: Send {
     fn detaching(&mut self, _wakes: &mut Wakes) {}
 
     /// Returns whether it may leave now; called at each sweep once it has been asked to leave.
-    fn may_detach(&mut self, departure: Departure) -> bool {
+    fn may_detach(&mut self, departure: DetachReason) -> bool {
         let _ = departure;
         true
     }

@@ -3,7 +3,7 @@
 //! A poller is armed when the core goes to sleep and **stays armed** until the runtime is about to
 //! call it ([`Pollers::touch`]), so that a core that wakes for one of 256 pollers arms one when it
 //! goes back to sleep. The fields that the loop reads for each poller, however idle, are in two
-//! compact arrays: the probe, and [`Brief`].
+//! compact arrays: the probe, and [`SlotSchedule`].
 
 use crate::{
     clock::Nanos,
@@ -23,7 +23,7 @@ pub(crate) struct Attached<P> {
 
 /// Fields of a slot that each sweep reads. 24 bytes.
 #[derive(Clone, Copy, Debug)]
-struct Brief {
+struct SlotSchedule {
     deadline: Nanos,
     muted_until: Nanos,
     is_armed: bool,
@@ -31,7 +31,7 @@ struct Brief {
     is_registered: bool,
 }
 
-const EMPTY: Brief = Brief {
+const EMPTY: SlotSchedule = SlotSchedule {
     deadline: NEVER,
     muted_until: NEVER,
     is_armed: true,
@@ -43,7 +43,7 @@ const EMPTY: Brief = Brief {
 pub(crate) struct Pollers<P: Poller> {
     slots: Vec<Option<Attached<P>>>,
     probes: Vec<Option<P::Probe>>,
-    briefs: Vec<Brief>,
+    briefs: Vec<SlotSchedule>,
     /// Not armed, in the order in which they were touched.
     unarmed: Vec<usize>,
     /// Armed and not checked since.
@@ -82,7 +82,7 @@ impl<P: Poller> Pollers<P> {
             self.briefs.push(EMPTY);
         }
         self.slots[at] = Some(Attached { poller, wakes });
-        self.briefs[at] = Brief {
+        self.briefs[at] = SlotSchedule {
             is_armed: false,
             is_registered,
             ..EMPTY

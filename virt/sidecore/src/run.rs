@@ -26,15 +26,15 @@ use crate::{
     drr::Drr,
     handle::Route,
     idle::{Hints, IdleState, Wait},
-    mailbox::{Envelope, Inbox},
+    mailbox::{AddressedMessage, MailboxReceiver},
     park::{Parked, Waiter, Wake, park},
     pause::Pause,
     poller::{Activity, Poller},
     pollers::Pollers,
-    stats::{Board, NO_POLLER, PollerBoard},
+    stats::{NO_POLLER, SharedPollerStats, SharedStats},
     sync::Arc,
     sys::{EpollFd, EventFd, ThreadClock},
-    transit::{Leaving, Order},
+    transit::{CoreCommand, Leaving},
     wake_calibration::WakeCalibration,
     wakes,
 };
@@ -58,7 +58,7 @@ const SWEEPS_PER_YIELD: u32 = 32;
 #[derive(Debug)]
 pub(crate) struct Member<M> {
     pub(crate) route: Arc<Route<M>>,
-    pub(crate) board: Arc<PollerBoard>,
+    pub(crate) board: Arc<SharedPollerStats>,
 }
 
 /// State of a sidecore's thread.
@@ -69,17 +69,17 @@ pub(crate) struct Core<P: Poller> {
     /// Poller number to slot.
     pub(crate) slots: HashMap<u64, usize>,
     pub(crate) drr: Drr,
-    pub(crate) inbox: Inbox<P::Message, EventFd>,
+    pub(crate) inbox: MailboxReceiver<P::Message, EventFd>,
     /// Messages taken out of the mailbox early, by a move; they are delivered first.
-    pub(crate) stash: VecDeque<Envelope<P::Message>>,
-    pub(crate) orders: mpsc::Receiver<Order<P>>,
+    pub(crate) stash: VecDeque<AddressedMessage<P::Message>>,
+    pub(crate) orders: mpsc::Receiver<CoreCommand<P>>,
     pub(crate) leaving: Vec<Leaving<P>>,
     pub(crate) epoll: Arc<EpollFd>,
     pub(crate) events: [libc::epoll_event; EVENTS],
     /// Event of the last poll of the epoll that belongs to no descriptor registered.
     pub(crate) stray: Option<u64>,
     pub(crate) next_look: Nanos,
-    pub(crate) board: Arc<Board>,
+    pub(crate) board: Arc<SharedStats>,
     pub(crate) idle: IdleState,
     pub(crate) clock: ThreadClock,
     pub(crate) pause: Pause,
@@ -311,7 +311,7 @@ struct EpollWaiter<'a> {
     epoll: &'a EpollFd,
     events: &'a mut [libc::epoll_event; EVENTS],
     notifier: &'a EventFd,
-    board: &'a Board,
+    board: &'a SharedStats,
     /// Events of the last wait.
     ready: usize,
     /// Duration of the last wait, if it was entered.

@@ -196,7 +196,7 @@ impl<P: Poller> Core<P> {
         in_poller.store(member.board.id, Ordering::Relaxed);
         let (slot, probes) = self.pollers.touch_beside(at);
         let drr = &self.drr;
-        let beside = Beside { probes, drr };
+        let beside = OtherPollers { probes, drr };
         let mut turn = PollContext::new(self.now, visit.budget, &mut slot.wakes);
         if probes.len() > 1 {
             turn = turn.beside(&beside, probes.len());
@@ -259,12 +259,12 @@ pub(crate) struct Visited {
 }
 
 /// The core's other pollers, during the turn of one.
-struct Beside<'a, B> {
+struct OtherPollers<'a, B> {
     probes: &'a [Option<B>],
     drr: &'a Drr,
 }
 
-impl<B: Probe> Others for Beside<'_, B> {
+impl<B: Probe> Others for OtherPollers<'_, B> {
     fn wait(&self) -> bool {
         let fires = |probe: &Option<B>| probe.as_ref().is_some_and(B::fires);
         (0..)

@@ -17,16 +17,16 @@ use crate::{
     drr::{self, Drr},
     handle::{Handle, Route},
     idle::{IdlePolicy, IdleState},
-    mailbox::{Inbox, mailbox},
+    mailbox::{MailboxReceiver, mailbox},
     monitor::Watch,
     pause::Pause,
     poller::Poller,
     pollers::Pollers,
     run::{Core, epoll_with},
-    stats::{Board, Stats},
+    stats::{SharedStats, Stats},
     sync::Arc,
     sys::{self, EventFd, ThreadClock},
-    transit::{Asked, Destination, InTransit, Leaving, Order, Port},
+    transit::{CoreCommand, Destination, DetachedPoller, Leaving, PendingDetach, Port},
     wake_calibration::WakeCalibration,
 };
 
@@ -149,7 +149,7 @@ impl SidecoreBuilder {
     {
         let (outbox, inbox) = mailbox(EventFd::new().map_err(SpawnError::EventFd)?);
         let pause = Pause::detect();
-        let board = Arc::new(Board::new(self.name.clone(), pause.name()));
+        let board = Arc::new(SharedStats::new(self.name.clone(), pause.name()));
         let (orders_in, orders) = mpsc::channel();
         let mut handles = Vec::new();
         let newcomers: Vec<_> = pollers
@@ -157,7 +157,7 @@ impl SidecoreBuilder {
             .map(|poller| {
                 let route = Route::new(outbox.clone());
                 handles.push(Handle::new(Arc::clone(&route)));
-                InTransit::new(poller, route)
+                DetachedPoller::new(poller, route)
             })
             .collect();
         let (ready, started) = mpsc::sync_channel(1);
@@ -226,11 +226,11 @@ impl SidecoreBuilder {
     /// Sets the core up, on the new thread, before its loop.
     fn begin<P: Poller>(
         &self,
-        board: Arc<Board>,
-        inbox: Inbox<P::Message, EventFd>,
-        orders: mpsc::Receiver<Order<P>>,
+        board: Arc<SharedStats>,
+        inbox: MailboxReceiver<P::Message, EventFd>,
+        orders: mpsc::Receiver<CoreCommand<P>>,
         pause: Pause,
-        newcomers: Vec<InTransit<P>>,
+        newcomers: Vec<DetachedPoller<P>>,
     ) -> Result<Core<P>, SpawnError> {
         if let Some(cpu) = self.cpu {
             sys::pin_this_thread(cpu).map_err(|source| SpawnError::Pin { cpu, source })?;
@@ -276,7 +276,7 @@ impl SidecoreBuilder {
 }
 
 /// Records the thread's end when dropped, also when a poller panics.
-struct End(Arc<Board>);
+struct End(Arc<SharedStats>);
 
 impl Drop for End {
     fn drop(&mut self) {
@@ -292,7 +292,7 @@ pub struct Sidecore<P: Poller> {
     /// Taken when joined.
     thread: Option<thread::JoinHandle<Vec<P>>>,
     port: Port<P>,
-    board: Arc<Board>,
+    board: Arc<SharedStats>,
     /// Handles of the pollers given to `spawn`.
     handles: Vec<Handle<P::Message>>,
 }
@@ -316,10 +316,10 @@ impl<P: Poller> Sidecore<P> {
     /// dropped.
     pub fn add(&self, poller: P) -> Result<Handle<P::Message>, AddError> {
         let route = Route::new(self.port.outbox.clone());
-        let moving = InTransit::new(poller, Arc::clone(&route));
+        let moving = DetachedPoller::new(poller, Arc::clone(&route));
         let (tx, answer) = mpsc::channel();
         self.port
-            .order(Order::Add(moving, tx))
+            .order(CoreCommand::Add(moving, tx))
             .map_err(|_| AddError::Ended)?;
         match answer.recv() {
             Ok(Ok(())) => Ok(Handle::new(route)),
@@ -336,8 +336,8 @@ impl<P: Poller> Sidecore<P> {
     }
 
     /// Asks a poller to leave for its owner. `None` if this sidecore has ended.
-    pub(crate) fn ask_to_end(&self, id: u64) -> Option<Asked<P, P>> {
-        Asked::to_leave(&self.port, id, Destination::Owner)
+    pub(crate) fn ask_to_end(&self, id: u64) -> Option<PendingDetach<P, P>> {
+        PendingDetach::to_leave(&self.port, id, Destination::Owner)
     }
 
     /// Moves a poller to another sidecore, once it [`may_detach`](Poller::may_detach), and waits
@@ -356,16 +356,20 @@ impl<P: Poller> Sidecore<P> {
 
     /// Asks a poller to move to another sidecore; the answer is whether it has. `None` if this one
     /// has ended.
-    pub(crate) fn ask_to_move(&self, id: u64, other: &Sidecore<P>) -> Option<Asked<P, bool>> {
+    pub(crate) fn ask_to_move(
+        &self,
+        id: u64,
+        other: &Sidecore<P>,
+    ) -> Option<PendingDetach<P, bool>> {
         let port = other.port.clone();
-        Asked::to_leave(&self.port, id, |answer| Destination::Core(port, answer))
+        PendingDetach::to_leave(&self.port, id, |answer| Destination::Core(port, answer))
     }
 
     /// Asks a poller to leave; it is sent to `to` once it [`may_detach`](Poller::may_detach).
     pub(crate) fn release(&self, id: u64, to: mpsc::Sender<P>) {
         let to = Destination::Owner(to);
         // On a core that has ended, no poller is sent.
-        let _ = self.port.order(Order::Leave(Leaving { id, to }));
+        let _ = self.port.order(CoreCommand::Leave(Leaving { id, to }));
     }
 
     /// Returns the statistics so far.

@@ -158,16 +158,16 @@ pub enum PollerState {
 
 /// Statistics of a poller, for readers; they move with the poller.
 #[derive(Debug)]
-pub(crate) struct PollerBoard {
+pub(crate) struct SharedPollerStats {
     pub(crate) id: u64,
     pub(crate) name: String,
     pub(crate) counters: CachePadded<PollerCounters>,
     state: AtomicU32,
 }
 
-impl PollerBoard {
+impl SharedPollerStats {
     pub(crate) fn new(id: u64, name: &str) -> Self {
-        PollerBoard {
+        SharedPollerStats {
             id,
             name: name.to_owned(),
             counters: CachePadded::default(),
@@ -229,7 +229,7 @@ pub struct Stats {
 
 /// State of the thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Life {
+pub(crate) enum ThreadState {
     Running,
     Ended,
     Panicked,
@@ -240,7 +240,7 @@ pub(crate) const NO_POLLER: u64 = u64::MAX;
 
 /// Heartbeat that the monitor samples. Written by the sidecore's thread.
 #[derive(Debug)]
-pub(crate) struct Pulse {
+pub(crate) struct Heartbeat {
     /// Counts sweeps.
     pub(crate) beats: Counter,
     /// In the wait.
@@ -254,37 +254,37 @@ pub(crate) struct Pulse {
     life: AtomicU32,
 }
 
-impl Pulse {
-    pub(crate) fn life(&self) -> Life {
+impl Heartbeat {
+    pub(crate) fn life(&self) -> ThreadState {
         // Acquire: pairs with `end`; what the thread published last is visible.
         match self.life.load(Ordering::Acquire) {
-            0 => Life::Running,
-            1 => Life::Ended,
-            _ => Life::Panicked,
+            0 => ThreadState::Running,
+            1 => ThreadState::Ended,
+            _ => ThreadState::Panicked,
         }
     }
 }
 
 /// Statistics of a sidecore, for readers: written by its thread, on separate cache lines.
 #[derive(Debug)]
-pub(crate) struct Board {
+pub(crate) struct SharedStats {
     pub(crate) name: String,
     pub(crate) pause: &'static str,
-    pub(crate) pulse: CachePadded<Pulse>,
+    pub(crate) pulse: CachePadded<Heartbeat>,
     pub(crate) core: CachePadded<CoreCounters>,
     /// Locked to add or remove pollers, and by readers.
-    pollers: Mutex<Vec<Arc<PollerBoard>>>,
+    pollers: Mutex<Vec<Arc<SharedPollerStats>>>,
     clock: OnceLock<ThreadClock>,
     cpu_ns_at_end: AtomicU64,
     last_arm_error: Mutex<Option<String>>,
 }
 
-impl Board {
+impl SharedStats {
     pub(crate) fn new(name: String, pause: &'static str) -> Self {
-        Board {
+        SharedStats {
             name,
             pause,
-            pulse: CachePadded(Pulse {
+            pulse: CachePadded(Heartbeat {
                 beats: Counter::default(),
                 is_asleep: AtomicBool::new(false),
                 sleeps_until: AtomicU64::new(u64::MAX),
@@ -301,7 +301,7 @@ impl Board {
     }
 
     /// Returns the pollers that are here now.
-    pub(crate) fn pollers(&self) -> MutexGuard<'_, Vec<Arc<PollerBoard>>> {
+    pub(crate) fn pollers(&self) -> MutexGuard<'_, Vec<Arc<SharedPollerStats>>> {
         // Nothing panics under the lock.
         self.pollers.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -317,7 +317,7 @@ impl Board {
         let cpu_ns = self.clock.get().and_then(|clock| clock.read().ok());
         self.cpu_ns_at_end
             .store(cpu_ns.unwrap_or(0), Ordering::Relaxed);
-        // Release: pairs with `Pulse::life`.
+        // Release: pairs with `Heartbeat::life`.
         self.pulse
             .0
             .life
@@ -352,11 +352,11 @@ impl Board {
         let Some(clock) = self.clock.get() else {
             return Ok(Duration::ZERO);
         };
-        if self.pulse.0.life() == Life::Running {
+        if self.pulse.0.life() == ThreadState::Running {
             match clock.read() {
                 Ok(ns) => return Ok(Duration::from_nanos(ns)),
                 // It may have ended just now.
-                Err(error) if self.pulse.0.life() == Life::Running => return Err(error),
+                Err(error) if self.pulse.0.life() == ThreadState::Running => return Err(error),
                 Err(_) => {}
             }
         }

@@ -9,9 +9,9 @@ use std::{
 
 use crate::{
     handle::Route,
-    mailbox::Outbox,
-    poller::{Departure, Poller},
-    stats::PollerBoard,
+    mailbox::MailboxSender,
+    poller::{DetachReason, Poller},
+    stats::SharedPollerStats,
     sync::Arc,
     sys::EventFd,
 };
@@ -20,21 +20,21 @@ use crate::{
 const LOOK: Duration = Duration::from_millis(10);
 
 /// A poller on its way to a core.
-pub(crate) struct InTransit<P: Poller> {
+pub(crate) struct DetachedPoller<P: Poller> {
     pub(crate) poller: P,
     pub(crate) route: Arc<Route<P::Message>>,
-    pub(crate) board: Arc<PollerBoard>,
+    pub(crate) board: Arc<SharedPollerStats>,
     /// Messages that the last core had not delivered.
     pub(crate) mail: Vec<P::Message>,
     /// Debt of the poller, in cost units.
     pub(crate) debt: u64,
 }
 
-impl<P: Poller> InTransit<P> {
+impl<P: Poller> DetachedPoller<P> {
     /// Creates a new poller, for the core to which its route leads.
     pub(crate) fn new(poller: P, route: Arc<Route<P::Message>>) -> Self {
-        let board = Arc::new(PollerBoard::new(route.id, poller.name()));
-        InTransit {
+        let board = Arc::new(SharedPollerStats::new(route.id, poller.name()));
+        DetachedPoller {
             poller,
             route,
             board,
@@ -45,11 +45,11 @@ impl<P: Poller> InTransit<P> {
 }
 
 /// Order to a core about a poller.
-pub(crate) enum Order<P: Poller> {
+pub(crate) enum CoreCommand<P: Poller> {
     /// A new poller: it is returned if it cannot be attached.
-    Add(InTransit<P>, mpsc::Sender<Result<(), io::Error>>),
+    Add(DetachedPoller<P>, mpsc::Sender<Result<(), io::Error>>),
     /// A poller from another core: it is kept in any case.
-    Receive(InTransit<P>),
+    Receive(DetachedPoller<P>),
     Leave(Leaving<P>),
     /// The poller with this number stays after all, if it is still here.
     Stay(u64),
@@ -69,10 +69,10 @@ pub(crate) enum Destination<P: Poller> {
 }
 
 impl<P: Poller> Destination<P> {
-    pub(crate) fn departure(&self) -> Departure {
+    pub(crate) fn departure(&self) -> DetachReason {
         match self {
-            Self::Core(..) => Departure::Move,
-            Self::Owner(_) => Departure::End,
+            Self::Core(..) => DetachReason::Move,
+            Self::Owner(_) => DetachReason::End,
         }
     }
 }
@@ -80,8 +80,8 @@ impl<P: Poller> Destination<P> {
 /// Sending ends of a core: its mailbox and its orders.
 #[derive(Debug)]
 pub(crate) struct Port<P: Poller> {
-    pub(crate) outbox: Outbox<P::Message, EventFd>,
-    pub(crate) orders: mpsc::Sender<Order<P>>,
+    pub(crate) outbox: MailboxSender<P::Message, EventFd>,
+    pub(crate) orders: mpsc::Sender<CoreCommand<P>>,
 }
 
 impl<P: Poller> Clone for Port<P> {
@@ -95,7 +95,7 @@ impl<P: Poller> Clone for Port<P> {
 
 impl<P: Poller> Port<P> {
     /// Sends an order; returns it when the core has ended.
-    pub(crate) fn order(&self, order: Order<P>) -> Result<(), Order<P>> {
+    pub(crate) fn order(&self, order: CoreCommand<P>) -> Result<(), CoreCommand<P>> {
         self.orders.send(order).map_err(|refused| refused.0)?;
         self.outbox.gate().published();
         Ok(())
@@ -103,13 +103,13 @@ impl<P: Poller> Port<P> {
 }
 
 /// A poller that has been asked to leave.
-pub(crate) struct Asked<P: Poller, R> {
+pub(crate) struct PendingDetach<P: Poller, R> {
     port: Port<P>,
     id: u64,
     answer: mpsc::Receiver<R>,
 }
 
-impl<P: Poller, R> Asked<P, R> {
+impl<P: Poller, R> PendingDetach<P, R> {
     /// Sends the core at `port` the order that the poller `id` leave. `None` if the core has ended.
     pub(crate) fn to_leave(
         port: &Port<P>,
@@ -118,9 +118,9 @@ impl<P: Poller, R> Asked<P, R> {
     ) -> Option<Self> {
         let (tx, answer) = mpsc::channel();
         let to = to(tx);
-        port.order(Order::Leave(Leaving { id, to })).ok()?;
+        port.order(CoreCommand::Leave(Leaving { id, to })).ok()?;
         let port = port.clone();
-        Some(Asked { port, id, answer })
+        Some(PendingDetach { port, id, answer })
     }
 
     /// Waits until it has left, at most `limit`, or until `give_up` cancels the request.
@@ -133,7 +133,7 @@ impl<P: Poller, R> Asked<P, R> {
                 Err(mpsc::RecvTimeoutError::Disconnected) => return None,
                 Err(mpsc::RecvTimeoutError::Timeout) if left.is_zero() || give_up() => {
                     // It may leave at this moment: then the answer says so, or its channel ends.
-                    self.port.order(Order::Stay(self.id)).ok()?;
+                    self.port.order(CoreCommand::Stay(self.id)).ok()?;
                     return self.answer.recv().ok();
                 }
                 Err(mpsc::RecvTimeoutError::Timeout) => {}

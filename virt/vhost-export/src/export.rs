@@ -8,7 +8,7 @@ use std::{fmt, io};
 
 use guest_mem::{ForeignRam, Ticket};
 use sidecore::{
-    Activity, ArmError, Departure, Nanos, PollContext, Poller, Reply, Wakes, WritePermit,
+    Activity, ArmError, DetachReason, Nanos, PollContext, Poller, Reply, Wakes, WritePermit,
 };
 use vhost_user::backend::Kick;
 use vio::{Device, DeviceClass, PollBudget, QueueDevice, Service};
@@ -367,11 +367,11 @@ where
         }
     }
 
-    fn may_detach(&mut self, departure: Departure) -> bool {
+    fn may_detach(&mut self, departure: DetachReason) -> bool {
         let may = self.device.in_flight() == 0;
         let takes = match departure {
-            Departure::Move if !may => self.moving.takes(Nanos::now().0),
-            Departure::Move | Departure::End => {
+            DetachReason::Move if !may => self.moving.takes(Nanos::now().0),
+            DetachReason::Move | DetachReason::End => {
                 self.moving = Moving::Goes;
                 false
             }

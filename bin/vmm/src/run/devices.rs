@@ -15,7 +15,7 @@ use platform::layout;
 use platform::power::MarkerSink;
 use pv_iommu::populate::Populator;
 use pv_iommu::{Hints, IommuFunction};
-use sidecore::{Monitor, Sidecore, SidecoreBuilder, Stuck};
+use sidecore::{Monitor, Sidecore, SidecoreBuilder, StallReport};
 use vio::blk::{Blk, BlockIo, RawDisk, RawDiskOptions, Transfer};
 use vio::net::{Net, Responder};
 use vio::rng::{HOST_LIMITS, HostEntropy, Rng};
@@ -345,7 +345,7 @@ fn monitor<F: Functions, M: PhysMem + Send>(
     /// Time that vCPUs have to stop where they are.
     const PATIENCE: Duration = Duration::from_millis(500);
     let control = control.clone();
-    let monitor = Monitor::spawn(limit, move |stuck: &Stuck| {
+    let monitor = Monitor::spawn(limit, move |stuck: &StallReport| {
         control.pause(PATIENCE);
         control.end(End::Watchdog(format!("{stuck:?}")));
     })

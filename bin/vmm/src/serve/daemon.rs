@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sidecore::{
-    Answer, ControlConfig, Fleet, FleetBuilder, Handle, Monitor, Reply, StuckCause, ToChild,
+    Answer, ControlConfig, Fleet, FleetBuilder, Handle, Monitor, Reply, StallCause, ToChild,
 };
 use vhost_export::{Export, ExportConfig, ExportMessage, ExportStats};
 use vio::{Device, DeviceClass};
@@ -213,7 +213,7 @@ fn wind_down(fleet: &mut Fleet<Served>, config: &Config) -> Counted {
 fn start(cores: &Cores, composition: &dyn Composition) -> Result<Fleet<Served>> {
     let monitor = Monitor::spawn(SILENCE, |stuck| {
         tracing::error!("a core has stopped answering: {stuck:?}");
-        if stuck.cause == StuckCause::Panicked {
+        if stuck.cause == StallCause::Panicked {
             // Its devices are gone, and their front ends would wait for ever. A successor resumes
             // from their inflight regions.
             say!("a core has panicked: ending at once, with status {STATUS_STUCK}");

@@ -13,7 +13,7 @@ macro_rules! forward_poller {
             $each!(self, poller => poller.detaching(wakes));
         }
 
-        fn may_detach(&mut self, departure: sidecore::Departure) -> bool {
+        fn may_detach(&mut self, departure: sidecore::DetachReason) -> bool {
             $each!(self, poller => poller.may_detach(departure))
         }
 

@@ -5,7 +5,7 @@ use std::os::fd::RawFd;
 
 use net_ports::{TapPort, Uplink};
 use sidecore::{
-    Activity, ArmError, Departure, PollContext, Poller, REQUEST_COST, Wakes, bytes_cost,
+    Activity, ArmError, DetachReason, PollContext, Poller, REQUEST_COST, Wakes, bytes_cost,
 };
 use vhost_export::{Export, ExportMessage, ExportStats, RingProbe};
 use vio::Device;
@@ -103,7 +103,7 @@ impl Poller for UplinkPoller {
 
     /// Returns whether no frame is kept any more. Its places are ours, and what the switch has not
     /// delivered from them within microseconds is copied.
-    fn may_detach(&mut self, _departure: Departure) -> bool {
+    fn may_detach(&mut self, _departure: DetachReason) -> bool {
         self.is_leaving = true;
         !self.uplink.has_kept()
     }

@@ -79,7 +79,7 @@ impl Poller for Child {
         assert!(self.shared.is_attached.swap(false, Ordering::Relaxed));
     }
 
-    fn may_detach(&mut self, _departure: Departure) -> bool {
+    fn may_detach(&mut self, _departure: DetachReason) -> bool {
         self.called();
         set(&self.shared.leaves, true);
         !is(&self.shared.cannot_leave)
@@ -267,7 +267,7 @@ fn a_group_without_children_is_idle_and_never_fires() {
     assert_eq!(core.poll(1_600), (Activity::Idle, 0));
     assert!(core.probe.as_ref().is_some_and(|probe| !probe.fires()));
     core.group.arm(&mut core.wakes).unwrap();
-    assert!(!core.group.has_work() && core.group.may_detach(Departure::Move));
+    assert!(!core.group.has_work() && core.group.may_detach(DetachReason::Move));
     assert_eq!((core.group.weight(), core.group.deadline()), (1, None));
 }
 
@@ -407,7 +407,7 @@ fn a_move_takes_all_or_none_and_those_that_wait_are_served_nine_tenths_of_the_ti
     let start = std::time::Instant::now();
     let (mut asked, mut held) = (0u64, 0u64);
     while start.elapsed().as_nanos() < u128::from(2 * (HELD_NS + SERVED_NS)) {
-        assert!(!core.group.may_detach(Departure::Move));
+        assert!(!core.group.may_detach(DetachReason::Move));
         asked += 1;
         held += u64::from(is(&core.all[0].leaves));
         std::thread::sleep(std::time::Duration::from_micros(200));
@@ -417,7 +417,7 @@ fn a_move_takes_all_or_none_and_those_that_wait_are_served_nine_tenths_of_the_ti
     core.group.stays();
     assert!(core.all.iter().all(|shared| !is(&shared.leaves)));
     set(&core.all[1].cannot_leave, false);
-    assert!(core.group.may_detach(Departure::Move));
+    assert!(core.group.may_detach(DetachReason::Move));
 }
 
 #[test]

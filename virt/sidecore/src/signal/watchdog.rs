@@ -92,7 +92,7 @@ pub(super) enum Wake {
 
 /// A thread that writes, in the watchdog's list.
 #[derive(Debug)]
-struct Watched {
+struct WatchedThread {
     tid: libc::pid_t,
     record: Arc<CachePadded<Record>>,
     /// Its `count` at the last check.
@@ -105,7 +105,7 @@ struct Watchdog {
     state: CachePadded<State>,
     /// Locked by the watchdog for a check, and by threads that begin or end. A thread is removed
     /// before it ends, so that no thread that reuses its number is signalled.
-    watched: Mutex<Vec<Watched>>,
+    watched: Mutex<Vec<WatchedThread>>,
     thread: OnceLock<Thread>,
 }
 
@@ -139,7 +139,7 @@ impl Watchdog {
         Ok(watchdog)
     }
 
-    fn watched(&self) -> MutexGuard<'_, Vec<Watched>> {
+    fn watched(&self) -> MutexGuard<'_, Vec<WatchedThread>> {
         self.watched.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -187,7 +187,7 @@ impl Watchdog {
     /// the last check.
     fn look(&self, is_late: bool) -> u64 {
         let mut writes = 0;
-        for Watched { tid, record, seen } in self.watched().iter_mut() {
+        for WatchedThread { tid, record, seen } in self.watched().iter_mut() {
             let record = &record.0;
             let count = record.count();
             writes += count.wrapping_sub(*seen) / 2;
@@ -296,7 +296,7 @@ impl Writer {
     fn register(watchdog: Arc<Watchdog>) -> io::Result<Self> {
         unblock_signal()?;
         let record = Arc::new(CachePadded(Record::new()));
-        watchdog.watched().push(Watched {
+        watchdog.watched().push(WatchedThread {
             tid: this_thread(),
             record: Arc::clone(&record),
             seen: 0,
@@ -344,7 +344,7 @@ impl Writer {
 
 impl Drop for Writer {
     fn drop(&mut self) {
-        let is_own = |watched: &Watched| Arc::ptr_eq(&watched.record, &self.record);
+        let is_own = |watched: &WatchedThread| Arc::ptr_eq(&watched.record, &self.record);
         self.watchdog.watched().retain(|watched| !is_own(watched));
     }
 }

@@ -13,7 +13,7 @@ use std::{
 use crate::common::{Device, Ring, Style, eventually, wait_for};
 use seeded::Random;
 use sidecore::{
-    Activity, AddError, AlwaysPoll, ArmError, ControlConfig, Departure, Fleet, FleetBuilder,
+    Activity, AddError, AlwaysPoll, ArmError, ControlConfig, DetachReason, Fleet, FleetBuilder,
     IdlePolicy, MoveError, PollContext, Poller, PollerState, SidecoreBuilder, Wakes,
 };
 
@@ -21,7 +21,7 @@ const LIMIT: Duration = Duration::from_secs(10);
 
 /// Poller that records its messages, and always has work while `works` is set.
 #[derive(Default)]
-struct Clerk {
+struct RecordingPoller {
     got: Vec<(u64, u64)>,
     works: Arc<AtomicBool>,
     stays: Arc<AtomicBool>,
@@ -31,7 +31,7 @@ struct Clerk {
     attached: Arc<AtomicU64>,
 }
 
-impl Poller for Clerk {
+impl Poller for RecordingPoller {
     type Message = (u64, u64);
     type Probe = AlwaysPoll;
 
@@ -47,7 +47,7 @@ impl Poller for Clerk {
         self.attached.fetch_sub(1, Ordering::Relaxed);
     }
 
-    fn may_detach(&mut self, _departure: Departure) -> bool {
+    fn may_detach(&mut self, _departure: DetachReason) -> bool {
         self.asked.fetch_add(1, Ordering::Relaxed);
         !self.stays.load(Ordering::Relaxed)
     }
@@ -91,9 +91,9 @@ fn cores(count: usize) -> FleetBuilder {
 #[test]
 fn messages_follow_a_moving_poller_in_order_and_none_is_lost() {
     const SENDERS: u64 = 3;
-    let fleet: Fleet<Clerk> = cores(3).spawn().unwrap();
+    let fleet: Fleet<RecordingPoller> = cores(3).spawn().unwrap();
     let handles: Vec<_> = (0..4)
-        .map(|_| fleet.add(Clerk::default()).unwrap())
+        .map(|_| fleet.add(RecordingPoller::default()).unwrap())
         .collect();
     let ids: Vec<u64> = handles.iter().map(|handle| handle.id()).collect();
     let is_over = AtomicBool::new(false);
@@ -194,7 +194,7 @@ fn a_poller_that_may_not_detach_stays_and_is_polled_on() {
         .idle(IdlePolicy::Sleep)
         .spawn(Vec::new())
         .unwrap();
-    let clerk = Clerk::default();
+    let clerk = RecordingPoller::default();
     let stays = Arc::clone(&clerk.stays);
     stays.store(true, Ordering::Relaxed);
     let handle = core.add(clerk).unwrap();
@@ -209,8 +209,8 @@ fn a_poller_that_may_not_detach_stays_and_is_polled_on() {
 
 #[test]
 fn all_pollers_are_asked_at_once_and_leave_as_they_may_detach() {
-    let mut fleet: Fleet<Clerk> = cores(2).spawn().unwrap();
-    let clerks: Vec<_> = (0..5).map(|_| Clerk::default()).collect();
+    let mut fleet: Fleet<RecordingPoller> = cores(2).spawn().unwrap();
+    let clerks: Vec<_> = (0..5).map(|_| RecordingPoller::default()).collect();
     let stays: Vec<_> = clerks
         .iter()
         .map(|clerk| Arc::clone(&clerk.stays))
@@ -245,8 +245,8 @@ fn all_pollers_are_asked_at_once_and_leave_as_they_may_detach() {
 
 #[test]
 fn a_move_that_waits_blocks_no_other_call() {
-    let fleet: Fleet<Clerk> = cores(2).spawn().unwrap();
-    let clerk = Clerk::default();
+    let fleet: Fleet<RecordingPoller> = cores(2).spawn().unwrap();
+    let clerk = RecordingPoller::default();
     let (stays, asked) = (Arc::clone(&clerk.stays), Arc::clone(&clerk.asked));
     stays.store(true, Ordering::Relaxed);
     let handle = fleet.add(clerk).unwrap();
@@ -254,7 +254,7 @@ fn a_move_that_waits_blocks_no_other_call() {
     thread::scope(|scope| {
         let mover = scope.spawn(|| fleet.move_to(&handle, 1));
         eventually("it is asked", || asked.load(Ordering::Relaxed) > 0);
-        let other = fleet.add(Clerk::default()).unwrap();
+        let other = fleet.add(RecordingPoller::default()).unwrap();
         assert_eq!(fleet.core_of(&other), Some(1));
         assert_eq!((fleet.counts().moves, fleet.stats().len()), (0, 2));
         fleet.add_core().unwrap();
@@ -269,7 +269,7 @@ fn a_move_that_waits_blocks_no_other_call() {
 
 #[test]
 fn an_end_gives_up_the_move_that_the_controller_waits_for() {
-    let mut fleet: Fleet<Clerk> = FleetBuilder::new("core")
+    let mut fleet: Fleet<RecordingPoller> = FleetBuilder::new("core")
         .control(ControlConfig {
             max_cores: 2,
             ..ControlConfig::default()
@@ -280,11 +280,11 @@ fn an_end_gives_up_the_move_that_the_controller_waits_for() {
     let (works, stays) = (Arc::new(AtomicBool::new(true)), Arc::default());
     let asked: Arc<AtomicU64> = Arc::default();
     for _ in 0..2 {
-        let clerk = Clerk {
+        let clerk = RecordingPoller {
             works: Arc::clone(&works),
             stays: Arc::clone(&stays),
             asked: Arc::clone(&asked),
-            ..Clerk::default()
+            ..RecordingPoller::default()
         };
         stays.store(true, Ordering::Relaxed);
         fleet.add(clerk).unwrap();
@@ -307,10 +307,10 @@ fn an_end_gives_up_the_move_that_the_controller_waits_for() {
 
 #[test]
 fn no_poller_is_added_to_a_core_that_is_being_emptied() {
-    let fleet: Fleet<Clerk> = cores(2).spawn().unwrap();
-    let clerk = Clerk::default();
+    let fleet: Fleet<RecordingPoller> = cores(2).spawn().unwrap();
+    let clerk = RecordingPoller::default();
     let (stays, asked) = (Arc::clone(&clerk.stays), Arc::clone(&clerk.asked));
-    let _first = fleet.add(Clerk::default()).unwrap();
+    let _first = fleet.add(RecordingPoller::default()).unwrap();
     stays.store(true, Ordering::Relaxed);
     let handle = fleet.add(clerk).unwrap();
     assert_eq!(fleet.core_of(&handle), Some(1));
@@ -318,7 +318,7 @@ fn no_poller_is_added_to_a_core_that_is_being_emptied() {
         let retires = scope.spawn(|| fleet.retire_core(1));
         eventually("it is asked", || asked.load(Ordering::Relaxed) > 0);
         for _ in 0..3 {
-            let newcomer = fleet.add(Clerk::default()).unwrap();
+            let newcomer = fleet.add(RecordingPoller::default()).unwrap();
             assert_eq!(fleet.core_of(&newcomer), Some(0));
         }
         stays.store(false, Ordering::Relaxed);
@@ -331,10 +331,10 @@ fn no_poller_is_added_to_a_core_that_is_being_emptied() {
 
 #[test]
 fn a_poller_that_cannot_be_attached_is_refused() {
-    let fleet: Fleet<Clerk> = cores(1).spawn().unwrap();
-    let refused = Clerk {
+    let fleet: Fleet<RecordingPoller> = cores(1).spawn().unwrap();
+    let refused = RecordingPoller {
         is_refused: true,
-        ..Clerk::default()
+        ..RecordingPoller::default()
     };
     assert!(matches!(fleet.add(refused), Err(AddError::Attach(_))));
     assert_eq!(fleet.stats()[0].1.pollers.len(), 0);
@@ -342,9 +342,9 @@ fn a_poller_that_cannot_be_attached_is_refused() {
 
 #[test]
 fn a_retired_core_leaves_its_pollers_to_the_others() {
-    let fleet: Fleet<Clerk> = cores(2).spawn().unwrap();
+    let fleet: Fleet<RecordingPoller> = cores(2).spawn().unwrap();
     let handles: Vec<_> = (0..6)
-        .map(|_| fleet.add(Clerk::default()).unwrap())
+        .map(|_| fleet.add(RecordingPoller::default()).unwrap())
         .collect();
     assert_eq!(
         handles
@@ -375,7 +375,7 @@ fn a_retired_core_leaves_its_pollers_to_the_others() {
 
 #[test]
 fn load_adds_a_core_and_quiet_retires_it() {
-    let fleet: Fleet<Clerk> = FleetBuilder::new("core")
+    let fleet: Fleet<RecordingPoller> = FleetBuilder::new("core")
         .idle(IdlePolicy::Sleep)
         .control(ControlConfig {
             max_cores: 2,
@@ -389,9 +389,9 @@ fn load_adds_a_core_and_quiet_retires_it() {
         .map(|_| {
             let works = Arc::clone(&works);
             fleet
-                .add(Clerk {
+                .add(RecordingPoller {
                     works,
-                    ..Clerk::default()
+                    ..RecordingPoller::default()
                 })
                 .unwrap()
         })

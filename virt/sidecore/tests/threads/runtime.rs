@@ -15,7 +15,7 @@ use std::{
 use crate::common::eventually;
 use sidecore::{
     Activity, AlwaysPoll, ArmError, CallError, IdlePolicy, Monitor, Nanos, PollContext, Poller,
-    Reply, Sidecore, SidecoreBuilder, SpawnError, Stuck, StuckCause, Wakes,
+    Reply, Sidecore, SidecoreBuilder, SpawnError, StallCause, StallReport, Wakes,
 };
 
 enum Ask {
@@ -30,7 +30,7 @@ enum Ask {
 
 /// Poller that carries out the commands in its messages and records what it saw.
 #[derive(Default)]
-struct Scribe {
+struct RecordingPoller {
     notes: Vec<u64>,
     kept: Vec<Reply<u64>>,
     deadline: Option<Nanos>,
@@ -41,7 +41,7 @@ struct Scribe {
     cost: u64,
 }
 
-impl Poller for Scribe {
+impl Poller for RecordingPoller {
     type Message = Ask;
     type Probe = AlwaysPoll;
 
@@ -100,7 +100,7 @@ impl Poller for Scribe {
     }
 }
 
-fn sleeper(pollers: Vec<Scribe>) -> Sidecore<Scribe> {
+fn sleeper(pollers: Vec<RecordingPoller>) -> Sidecore<RecordingPoller> {
     SidecoreBuilder::new("sleeper")
         .idle(IdlePolicy::Sleep)
         .spawn(pollers)
@@ -118,7 +118,7 @@ fn calls_are_answered_awake_and_asleep() {
     ] {
         let core = SidecoreBuilder::new("t")
             .idle(policy)
-            .spawn(vec![Scribe::default()])
+            .spawn(vec![RecordingPoller::default()])
             .unwrap();
         let handle = core.handle(0);
         for x in 0..500 {
@@ -131,7 +131,7 @@ fn calls_are_answered_awake_and_asleep() {
 
 #[test]
 fn messages_of_one_sender_arrive_in_order_at_the_right_poller() {
-    let core = sleeper(vec![Scribe::default(), Scribe::default()]);
+    let core = sleeper(vec![RecordingPoller::default(), RecordingPoller::default()]);
     thread::scope(|scope| {
         for (poller, from) in [(0, 0), (0, 1_000_000), (1, 2_000_000)] {
             let handle = core.handle(poller);
@@ -154,13 +154,13 @@ fn messages_of_one_sender_arrive_in_order_at_the_right_poller() {
 
 #[test]
 fn a_dropped_question_fails_its_call() {
-    let core = sleeper(vec![Scribe::default()]);
+    let core = sleeper(vec![RecordingPoller::default()]);
     assert_eq!(core.handle(0).call(Ask::Drop), Err(CallError::Dropped));
 }
 
 #[test]
 fn a_call_to_an_ended_sidecore_fails() {
-    let core = sleeper(vec![Scribe::default()]);
+    let core = sleeper(vec![RecordingPoller::default()]);
     let handle = core.handle(0);
     core.stop();
     assert_eq!(handle.call(Ask::Keep), Err(CallError::Ended));
@@ -169,7 +169,7 @@ fn a_call_to_an_ended_sidecore_fails() {
 
 #[test]
 fn a_parked_caller_learns_that_the_poller_is_gone() {
-    let core = sleeper(vec![Scribe::default()]);
+    let core = sleeper(vec![RecordingPoller::default()]);
     let handle = core.handle(0);
     let caller = thread::spawn(move || handle.call(Ask::Keep));
     eventually("the question arrives", || core.stats().core.messages == 1);
@@ -182,7 +182,7 @@ fn a_parked_caller_learns_that_the_poller_is_gone() {
 #[test]
 fn callers_racing_with_a_stop_never_hang() {
     for _ in 0..200 {
-        let core = sleeper(vec![Scribe::default()]);
+        let core = sleeper(vec![RecordingPoller::default()]);
         let callers: Vec<_> = (0..3)
             .map(|_| {
                 let handle = core.handle(0);
@@ -199,7 +199,7 @@ fn callers_racing_with_a_stop_never_hang() {
 
 #[test]
 fn a_sleeping_sidecore_uses_no_cpu_and_wakes_by_one_message() {
-    let core = sleeper(vec![Scribe::default()]);
+    let core = sleeper(vec![RecordingPoller::default()]);
     eventually("asleep", || core.watch().is_asleep());
     let (before, sweeps) = (
         core.thread_cpu_time().unwrap(),
@@ -219,7 +219,7 @@ fn a_sleeping_sidecore_uses_no_cpu_and_wakes_by_one_message() {
 #[test]
 fn an_adaptive_sidecore_goes_to_sleep() {
     let core = SidecoreBuilder::new("t")
-        .spawn(vec![Scribe::default()])
+        .spawn(vec![RecordingPoller::default()])
         .unwrap();
     eventually("asleep", || core.watch().is_asleep());
     let stats = core.stats();
@@ -228,7 +228,7 @@ fn an_adaptive_sidecore_goes_to_sleep() {
 
 #[test]
 fn a_deadline_ends_the_sleep() {
-    let scribe = Scribe::default();
+    let scribe = RecordingPoller::default();
     let met = Arc::clone(&scribe.met);
     let core = sleeper(vec![scribe]);
     core.handle(0)
@@ -241,7 +241,7 @@ fn a_deadline_ends_the_sleep() {
 
 #[test]
 fn poller_that_cannot_be_armed_keeps_the_sidecore_awake_and_others_disarmed() {
-    let (first, second) = (Scribe::default(), Scribe::default());
+    let (first, second) = (RecordingPoller::default(), RecordingPoller::default());
     let (armed, refuses) = (Arc::clone(&first.armed), Arc::clone(&second.refuses_arm));
     refuses.store(true, Ordering::Relaxed);
     let core = sleeper(vec![first, second]);
@@ -264,9 +264,9 @@ fn poller_that_cannot_be_armed_keeps_the_sidecore_awake_and_others_disarmed() {
 #[test]
 fn a_wake_descriptor_that_is_not_open_keeps_the_sidecore_awake() {
     for fd in [-1, 1 << 20] {
-        let core = sleeper(vec![Scribe {
+        let core = sleeper(vec![RecordingPoller {
             wake_fds: vec![fd],
-            ..Scribe::default()
+            ..RecordingPoller::default()
         }]);
         eventually("noticed", || core.stats().core.arm_failures >= 1);
         let reason = core.stats().last_arm_error.unwrap();
@@ -279,7 +279,7 @@ fn polling_can_be_forced_to_sleep() {
     let core = SidecoreBuilder::new("t")
         .idle(IdlePolicy::Poll)
         .force_sleep_every(NonZeroU32::new(3))
-        .spawn(vec![Scribe::default()])
+        .spawn(vec![RecordingPoller::default()])
         .unwrap();
     for x in 0..100 {
         assert_eq!(core.handle(0).call(|reply| Ask::Echo(x, reply)), Ok(x));
@@ -298,7 +298,7 @@ fn a_sidecore_that_shares_its_cpu_yields() {
         .idle(IdlePolicy::Poll)
         .shares_cpu(true)
         .cpu(Some(0))
-        .spawn(vec![Scribe::default()])
+        .spawn(vec![RecordingPoller::default()])
         .unwrap();
     eventually("yields", || core.stats().core.yields > 10);
     assert_eq!(core.stats().core.spins, 0);
@@ -309,7 +309,7 @@ fn a_cpu_that_does_not_exist_is_refused() {
     for cpu in [1023, 1 << 40] {
         let refused = SidecoreBuilder::new("t")
             .cpu(Some(cpu))
-            .spawn(vec![Scribe::default()]);
+            .spawn(vec![RecordingPoller::default()]);
         assert!(
             matches!(refused, Err(SpawnError::Pin { cpu: c, .. }) if c == cpu),
             "{cpu}"
@@ -320,11 +320,11 @@ fn a_cpu_that_does_not_exist_is_refused() {
 #[test]
 fn a_pollers_panic_reaches_the_owner_the_callers_and_the_monitor() {
     let (tx, reports) = mpsc::channel();
-    let monitor = Monitor::spawn(Monitor::LIMIT, move |stuck: &Stuck| {
+    let monitor = Monitor::spawn(Monitor::LIMIT, move |stuck: &StallReport| {
         tx.send(stuck.clone()).unwrap();
     })
     .unwrap();
-    let core = sleeper(vec![Scribe::default()]);
+    let core = sleeper(vec![RecordingPoller::default()]);
     monitor.watch(core.watch());
     let handle = core.handle(0);
     let asker = handle.clone();
@@ -333,7 +333,7 @@ fn a_pollers_panic_reaches_the_owner_the_callers_and_the_monitor() {
     handle.send(Ask::Panic).ok().unwrap();
     assert_eq!(caller.join().unwrap(), Err(CallError::Dropped));
     let report = reports.recv_timeout(Duration::from_secs(10)).unwrap();
-    assert_eq!(report.cause, StuckCause::Panicked);
+    assert_eq!(report.cause, StallCause::Panicked);
     assert_eq!(report.in_poller.as_deref(), Some("scribe"));
     assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| core.stop())).is_err());
 }
@@ -341,13 +341,13 @@ fn a_pollers_panic_reaches_the_owner_the_callers_and_the_monitor() {
 #[test]
 fn the_monitor_reports_a_stuck_poller_by_name_and_not_a_sleeping_one() {
     let (tx, reports) = mpsc::channel();
-    let monitor = Monitor::spawn(Duration::from_millis(160), move |stuck: &Stuck| {
+    let monitor = Monitor::spawn(Duration::from_millis(160), move |stuck: &StallReport| {
         tx.send(stuck.clone()).unwrap();
     })
     .unwrap();
-    let asleep = sleeper(vec![Scribe::default()]);
+    let asleep = sleeper(vec![RecordingPoller::default()]);
     let stuck = SidecoreBuilder::new("stuck")
-        .spawn(vec![Scribe::default()])
+        .spawn(vec![RecordingPoller::default()])
         .unwrap();
     monitor.watch(asleep.watch());
     monitor.watch(stuck.watch());
@@ -356,7 +356,7 @@ fn the_monitor_reports_a_stuck_poller_by_name_and_not_a_sleeping_one() {
     let report = reports.recv_timeout(Duration::from_secs(10)).unwrap();
     assert_eq!(
         (report.name.as_str(), report.cause),
-        ("stuck", StuckCause::Silent)
+        ("stuck", StallCause::Silent)
     );
     assert_eq!(report.in_poller.as_deref(), Some("scribe"));
     assert_eq!(report.stats.core.messages, 1);

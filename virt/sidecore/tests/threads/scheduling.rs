@@ -19,7 +19,7 @@ use sidecore::{
 };
 
 /// Poller that always has work, in pieces of one cost.
-struct Glutton {
+struct AlwaysBusy {
     weight: u32,
     cost: u64,
     /// Most pieces per turn.
@@ -35,7 +35,7 @@ impl Probe for Blind {
     }
 }
 
-impl Poller for Glutton {
+impl Poller for AlwaysBusy {
     type Message = ();
     type Probe = Blind;
 
@@ -67,7 +67,7 @@ impl Poller for Glutton {
 }
 
 /// Returns the service of each per weight, in the order given.
-fn shares(gluttons: Vec<Glutton>) -> Vec<f64> {
+fn shares(gluttons: Vec<AlwaysBusy>) -> Vec<f64> {
     let weights: Vec<f64> = gluttons.iter().map(|g| f64::from(g.weight)).collect();
     let core = SidecoreBuilder::new("t").spawn(gluttons).unwrap();
     thread::sleep(Duration::from_millis(100));
@@ -89,7 +89,7 @@ fn jain(shares: &[f64]) -> f64 {
 
 #[test]
 fn sixteen_with_different_requests_are_served_alike() {
-    let glutton = |n: u64| Glutton {
+    let glutton = |n: u64| AlwaysBusy {
         weight: 1,
         // 4 KiB and 64 KiB.
         cost: if n.is_multiple_of(2) { 609 } else { 6_753 },
@@ -101,7 +101,7 @@ fn sixteen_with_different_requests_are_served_alike() {
 
 #[test]
 fn weights_1_2_4_are_kept() {
-    let glutton = |weight| Glutton {
+    let glutton = |weight| AlwaysBusy {
         weight,
         cost: 609,
         // No turn ends before its budget.

@@ -15,7 +15,7 @@ use anyhow::{Context, Result};
 use guest_mem::{Pages, Ticket};
 use kvm::control::{Control, End};
 use machine::Request as Question;
-use sidecore::{Handle, Monitor, Reply, Sidecore, SidecoreBuilder, Stuck, StuckCause};
+use sidecore::{Handle, Monitor, Reply, Sidecore, SidecoreBuilder, StallCause, StallReport};
 use swap::balloon::SwappedBalloon;
 use swap::book::Trouble;
 use swap::disk::MappedDisk;
@@ -248,8 +248,8 @@ impl<F: Functions> Paging for Swapper<F> {
 /// Starts the pager's monitor. A pager that panics ends the machine, whose vCPUs may wait for it.
 /// One that is slow does not: the kernel may have it wait, and so the guest.
 fn monitor(core: &Sidecore<Pager>, control: Arc<Control>) -> Result<Monitor> {
-    let monitor = Monitor::spawn(Monitor::LIMIT, move |stuck: &Stuck| {
-        if stuck.cause == StuckCause::Panicked {
+    let monitor = Monitor::spawn(Monitor::LIMIT, move |stuck: &StallReport| {
+        if stuck.cause == StallCause::Panicked {
             control.end(End::Watchdog(format!("{stuck:?}")));
         }
     })

@@ -339,6 +339,6 @@ fn a_price_is_kept_within_its_range() {
         (f64::NAN, 0.01),
         (0.1, 0.1),
     ] {
-        assert_eq!(Price::new(asked).get(), got);
+        assert_eq!(CpuPerLatency::new(asked).get(), got);
     }
 }

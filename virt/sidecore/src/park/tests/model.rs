@@ -24,7 +24,7 @@ use loom::{
 
 use super::*;
 use crate::{
-    mailbox::{Inbox, mailbox},
+    mailbox::{MailboxReceiver, mailbox},
     poll_context::PollContext,
     poller::{Activity, Probe},
     wakes::Wakes,
@@ -316,7 +316,7 @@ impl World {
     fn serve(
         self,
         pollers: &mut Pollers<Queue>,
-        inbox: &mut Inbox<(), SlotNotifier>,
+        inbox: &mut MailboxReceiver<(), SlotNotifier>,
         notifiers: &Arc<Notifiers>,
     ) {
         let mut waiter = NotifierWaiter(Arc::clone(notifiers));

@@ -74,7 +74,7 @@ fn held() -> (
     });
     until("the thread is in its write", || {
         let watched = watchdog.watched();
-        let is_in_write = |watched: &Watched| {
+        let is_in_write = |watched: &WatchedThread| {
             watched.record.0.count() == 1 && is_asleep(watched.tid) == Some(true)
         };
         watched.first().is_some_and(is_in_write)

@@ -2,15 +2,15 @@
 
 /// Nanoseconds of CPU time that one nanosecond of latency is worth: 0.01 to 100, default 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Price {
+pub struct CpuPerLatency {
     hundredths: u16,
 }
 
-impl Price {
+impl CpuPerLatency {
     /// Creates a price of `price` ns of CPU time for 1 ns of latency, to the nearest hundredth
     /// within 0.01 to 100.
     pub fn new(price: f64) -> Self {
-        Price {
+        CpuPerLatency {
             // Saturates; not a number becomes 0.
             hundredths: ((price * 100.0).round() as u16).clamp(1, 10_000),
         }
@@ -22,9 +22,9 @@ impl Price {
     }
 }
 
-impl Default for Price {
+impl Default for CpuPerLatency {
     fn default() -> Self {
-        Price { hundredths: 100 }
+        CpuPerLatency { hundredths: 100 }
     }
 }
 
@@ -38,17 +38,17 @@ impl Default for Price {
 /// spent where that is worth it at the lower price, and never where it is not: a fleet without load
 /// still sleeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Tariff {
-    price: Price,
+pub struct CpuLatencyTradeoff {
+    price: CpuPerLatency,
     /// Not below `price`: more CPU time for the same latency.
-    allowed: Price,
+    allowed: CpuPerLatency,
     permille: u16,
 }
 
-impl Tariff {
+impl CpuLatencyTradeoff {
     /// Creates a trade-off with one price for the whole core.
-    pub const fn flat(price: Price) -> Self {
-        Tariff {
+    pub const fn flat(price: CpuPerLatency) -> Self {
+        CpuLatencyTradeoff {
             price,
             allowed: price,
             permille: 0,
@@ -58,8 +58,8 @@ impl Tariff {
     /// Creates a trade-off of `price` for the whole core, except for its first `permille`
     /// thousandths (at most 1,000): there 1 ns of latency is worth `allowed` ns of CPU time, or
     /// `price` if that is more.
-    pub fn tiered(price: Price, permille: u16, allowed: Price) -> Self {
-        Tariff {
+    pub fn tiered(price: CpuPerLatency, permille: u16, allowed: CpuPerLatency) -> Self {
+        CpuLatencyTradeoff {
             price,
             allowed: if allowed.hundredths > price.hundredths {
                 allowed
@@ -71,12 +71,12 @@ impl Tariff {
     }
 
     /// Returns the price of latency for any of the core's time.
-    pub const fn price(self) -> Price {
+    pub const fn price(self) -> CpuPerLatency {
         self.price
     }
 
     /// Returns the price of latency within the allowance.
-    pub const fn allowed(self) -> Price {
+    pub const fn allowed(self) -> CpuPerLatency {
         self.allowed
     }
 
@@ -86,11 +86,11 @@ impl Tariff {
     }
 }
 
-impl Default for Tariff {
+impl Default for CpuLatencyTradeoff {
     /// Returns 1 ns for 1 ns, and for the first 59.5 % of the core 5 ns for 1 ns. Where a park
     /// takes 14 µs of CPU time and requests come at random every 50 µs, more than half of them then
     /// find the core awake.
     fn default() -> Self {
-        Tariff::tiered(Price::new(1.0), 595, Price::new(5.0))
+        CpuLatencyTradeoff::tiered(CpuPerLatency::new(1.0), 595, CpuPerLatency::new(5.0))
     }
 }

@@ -26,7 +26,7 @@
 //!
 //! Pure. Cost: 5 ns per gap, 0.1 µs per choice.
 
-use super::{Price, Tariff};
+use super::{CpuLatencyTradeoff, CpuPerLatency};
 
 /// Limits to choose from, in nanoseconds; after them, without bound.
 const LIMITS: [u64; 19] = [
@@ -77,7 +77,7 @@ struct Bin {
 
 /// The idle periods remembered, and the limit that suits them.
 #[derive(Clone, Debug)]
-pub(super) struct Gaps {
+pub(super) struct IdlePeriods {
     /// `bins[i]`: longer than limit `i`, up to limit `i + 1`.
     bins: [Bin; LIMITS.len()],
     /// Weight of the next period.
@@ -90,12 +90,12 @@ pub(super) struct Gaps {
     ns_since_choice: u64,
 }
 
-impl Gaps {
+impl IdlePeriods {
     /// Creates it without periods: spins for as long as a wake costs, which is never worse than
     /// twice the best.
-    pub(super) fn new(park: Park, tariff: Tariff) -> Self {
-        let as_a_wake = |price: Price| (park.cpu_ns + price.get() * park.wake_ns) as u64;
-        Gaps {
+    pub(super) fn new(park: Park, tariff: CpuLatencyTradeoff) -> Self {
+        let as_a_wake = |price: CpuPerLatency| (park.cpu_ns + price.get() * park.wake_ns) as u64;
+        IdlePeriods {
             bins: [Bin::default(); LIMITS.len()],
             unit: 1.0,
             last: 0,
@@ -123,7 +123,7 @@ impl Gaps {
     }
 
     /// Records an idle period that has ended.
-    pub(super) fn record(&mut self, gap_ns: u64, park: Park, tariff: Tariff) {
+    pub(super) fn record(&mut self, gap_ns: u64, park: Park, tariff: CpuLatencyTradeoff) {
         let is_within = |&limit: &u64| gap_ns <= limit;
         let at = LIMITS[1..].iter().position(is_within);
         let at = at.unwrap_or(LIMITS.len() - 1);
@@ -142,7 +142,7 @@ impl Gaps {
     }
 
     #[cold]
-    fn choose(&mut self, park: Park, tariff: Tariff) {
+    fn choose(&mut self, park: Park, tariff: CpuLatencyTradeoff) {
         (self.since_choice, self.ns_since_choice) = (0, 0);
         if self.unit > LARGEST {
             let scale = 1.0 / self.unit;
@@ -168,7 +168,7 @@ impl Gaps {
 
     /// Returns the limit that costs least at a price, for the periods remembered, which are
     /// `total`.
-    fn best_limit(&self, total: Bin, park: Park, price: Price) -> u64 {
+    fn best_limit(&self, total: Bin, park: Park, price: CpuPerLatency) -> u64 {
         let price = price.get();
         let company = self.expect_company(total.weight, park.wake_ns);
         let late_ns = price * park.wake_ns * (1.0 + company / 2.0);
