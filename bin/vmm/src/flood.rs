@@ -3,7 +3,7 @@
 //!
 //! An act of a guest may be worth a warning and costs it a few register writes: a device started
 //! with a bad ring, a BAR moved onto another's. Each *place* (a `tracing` callsite) has a
-//! [`LineBudget`], 20 lines at once and one a second after that. The lines that it leaves out are
+//! [`LogRateLimit`], 20 lines at once and one a second after that. The lines that it leaves out are
 //! counted, and their number is printed before its next line or at the end. Places do not share: a
 //! guest that exhausts the budget of one leaves the others theirs.
 //!
@@ -23,7 +23,7 @@ use tracing::callsite::Identifier;
 use tracing::{Event, Level, Metadata, Subscriber};
 use tracing_subscriber::Layer;
 use tracing_subscriber::layer::Context;
-use vio::LineBudget;
+use vio::LogRateLimit;
 
 /// The fields that name the export or the image that a line is about.
 const OWN_BUDGET: [&str; 2] = ["export", "image"];
@@ -39,7 +39,7 @@ pub struct Budgets {
 /// One place, and its budget.
 struct Place {
     metadata: &'static Metadata<'static>,
-    budget: LineBudget,
+    budget: LogRateLimit,
 }
 
 impl Place {
@@ -78,7 +78,7 @@ impl Budgets {
         let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
         let place = places.entry(metadata.callsite()).or_insert(Place {
             metadata,
-            budget: LineBudget::default(),
+            budget: LogRateLimit::default(),
         });
         let admitted = place.budget.admits_at((self.now)());
         if let Some(left_out) = admitted {
@@ -109,8 +109,8 @@ mod tests {
 
     use super::*;
 
-    const BURST: u64 = LineBudget::BURST;
-    const EVERY_NS: u64 = LineBudget::EVERY_NS;
+    const BURST: u64 = LogRateLimit::BURST;
+    const EVERY_NS: u64 = LogRateLimit::EVERY_NS;
 
     thread_local! {
         static NOW: Cell<u64> = const { Cell::new(1 << 50) };

@@ -42,7 +42,7 @@ use std::time::Instant;
 
 use imago::{FormatAccess, Mapping, ShallowMapping};
 use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
-use vio::LineBudget;
+use vio::LogRateLimit;
 
 use crate::chain::{Files, Opened};
 use crate::storage::{ImageFile, Shared};
@@ -64,7 +64,7 @@ pub(crate) struct Image {
     /// anew. Written under the write lock.
     is_torn: AtomicBool,
     /// Budget of log lines about faults of the image.
-    lines: Mutex<LineBudget>,
+    lines: Mutex<LogRateLimit>,
     opened: Instant,
     pub size: u64,
 }
@@ -206,7 +206,7 @@ impl Image {
         let Some(unsaid) = self.lines.lock().admits_at(now_ns) else {
             return;
         };
-        let more = LineBudget::left_out(unsaid);
+        let more = LogRateLimit::left_out(unsaid);
         tracing::warn!(image = %path, "an operation failed: {error}{more}");
     }
 

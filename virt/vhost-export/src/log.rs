@@ -1,20 +1,20 @@
 //! Log of an export about its front end: a bounded number of lines, whatever the front end does.
 
 use sidecore::Nanos;
-use vio::LineBudget;
+use vio::LogRateLimit;
 
 /// The budget of one export.
 #[derive(Debug)]
 pub(crate) struct Log {
     name: String,
-    budget: LineBudget,
+    budget: LogRateLimit,
 }
 
 impl Log {
     pub(crate) fn new(name: &str) -> Self {
         Self {
             name: name.to_owned(),
-            budget: LineBudget::default(),
+            budget: LogRateLimit::default(),
         }
     }
 

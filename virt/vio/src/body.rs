@@ -10,8 +10,8 @@
 //! parts of a visit, `served` a queue. Nothing here allocates or is called through a table, for a
 //! request or a visit.
 
+mod activation;
 mod class;
-mod life;
 mod served;
 mod visit;
 
@@ -28,9 +28,9 @@ use crate::poll_budget::PollBudget;
 use crate::queue_config::{ActivateError, QueueConfig, check_features};
 use crate::ring::{Chain, Ring, RingStats, RingStop, Violation};
 use crate::saved::{SAVED_VERSION, SavedDevice, SavedState};
+use activation::ActivationState;
 use class::OwnerEnvironment;
 pub use class::{Context, DeviceClass, Environment, Step};
-use life::Life;
 pub use served::ServedQueue;
 
 /// A virtio device of class `C`, owned and visited by one thread.
@@ -42,7 +42,7 @@ pub struct Device<C: DeviceClass> {
 /// All of a device but the counters, which a visit lends to the class.
 struct Core<C: DeviceClass> {
     class: C,
-    life: Life,
+    life: ActivationState,
     queues: Vec<ServedQueue<C::Queue>>,
     /// Position of the queue that the next visit serves first: the visit may be over before the
     /// others.
@@ -85,7 +85,7 @@ impl<C: DeviceClass> Device<C> {
     pub fn of(class: C) -> Self {
         let core = Core {
             class,
-            life: Life::default(),
+            life: ActivationState::default(),
             queues: Vec::new(),
             first: 0,
             home: 0,

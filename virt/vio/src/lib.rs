@@ -31,7 +31,7 @@ pub mod caged;
 mod device;
 #[cfg(test)]
 mod fake_driver;
-mod line_budget;
+mod log_rate_limit;
 pub mod net;
 pub mod poll_budget;
 mod queue_config;
@@ -46,7 +46,7 @@ pub use device::{
     Activity, CancelReason, DeviceStats, Interrupt, NetworkRequest, QueueDevice, Revoked, Service,
     StoppedQueue, read_space,
 };
-pub use line_budget::LineBudget;
+pub use log_rate_limit::LogRateLimit;
 pub use poll_budget::PollBudget;
 pub use queue_config::{ActivateError, QueueConfig, feature};
 pub use remote::{Remote, RemoteDevice, RemoteMemory};

@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::body::{Context, Device, DeviceClass, Environment, ServedQueue, Step};
 use crate::device::{Activity, read_space};
-use crate::line_budget::LineBudget;
+use crate::log_rate_limit::LogRateLimit;
 use crate::poll_budget::cost;
 use crate::queue_config::feature;
 use crate::ring::{Chain, RETRY_NS, RingStop};
@@ -98,7 +98,7 @@ pub struct RngClass {
     retry_at_ns: Option<u64>,
     /// Calls that the source failed.
     failures: u64,
-    lines: LineBudget,
+    lines: LogRateLimit,
     chain: Chain,
 }
 
@@ -119,7 +119,7 @@ impl Rng {
             throttle: Throttle::new(limits),
             retry_at_ns: None,
             failures: 0,
-            lines: LineBudget::default(),
+            lines: LogRateLimit::default(),
             chain: Chain::new(),
         })
     }
@@ -228,7 +228,7 @@ impl RngClass {
     fn fail(&mut self, now_ns: u64, error: &io::Error) -> usize {
         self.failures += 1;
         if let Some(unsaid) = self.lines.admits_at(now_ns) {
-            let more = LineBudget::left_out(unsaid);
+            let more = LogRateLimit::left_out(unsaid);
             tracing::warn!("no random bytes for the guest: {error}{more}");
         }
         0

@@ -16,7 +16,7 @@ const PFN: u32 = 4;
 const PFN_BYTES: usize = 1024;
 
 /// Outcome of one step over a chain; the pages are in the batch.
-struct Looked {
+struct BatchProgress {
     progress: Progress,
     is_over: bool,
     /// Pages that are not RAM.
@@ -25,7 +25,7 @@ struct Looked {
     items: u64,
 }
 
-impl Looked {
+impl BatchProgress {
     /// Nothing was looked at yet, and there is nothing more.
     fn at(progress: Progress) -> Self {
         Self {
@@ -158,7 +158,7 @@ fn read_numbers<D: Dma>(
     mut progress: Progress,
     ram: &Ram,
     batch: &mut Batch,
-) -> Result<Looked, Stop> {
+) -> Result<BatchProgress, Stop> {
     batch.clear();
     let readable = chain.readable();
     let all = readable.len() / PFN * PFN;
@@ -167,7 +167,7 @@ fn read_numbers<D: Dma>(
     let left = all.saturating_sub(progress.done);
     let mut bytes = [0; PFN_BYTES];
     let len = bytes.len().min(left as usize);
-    let mut looked = Looked::at(progress);
+    let mut looked = BatchProgress::at(progress);
     match readable.read(dma, progress.done, &mut bytes[..len]) {
         Ok(()) => {}
         Err(Stop::Fault(_)) => {
@@ -205,12 +205,12 @@ fn locate_buffers<D: Dma>(
     mut progress: Progress,
     ram: &Ram,
     batch: &mut Batch,
-) -> Result<Looked, Stop> {
+) -> Result<BatchProgress, Stop> {
     const MOST: u32 = (MAX_PAGES * PAGE_SIZE) as u32;
     batch.clear();
     let writable = chain.writable();
     progress.is_odd |= writable.is_empty() || !chain.readable().is_empty();
-    let mut looked = Looked::at(progress);
+    let mut looked = BatchProgress::at(progress);
     for buffer in writable.slice(progress.done, u32::MAX) {
         let mut inside = 0;
         while inside < buffer.len {

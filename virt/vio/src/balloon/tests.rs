@@ -32,7 +32,7 @@ const REPORT: usize = 3;
 
 /// Call of the back end, page by page.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Told {
+enum BackEndCall {
     Inflated(Vec<u64>),
     Deflated(Vec<u64>),
     Reported(Vec<u64>),
@@ -41,7 +41,7 @@ enum Told {
 
 #[derive(Debug, Default)]
 struct Record {
-    told: Vec<Told>,
+    told: Vec<BackEndCall>,
     /// The ranges of each call.
     ranges: Vec<Vec<PageRange>>,
     in_balloon: BTreeSet<u64>,
@@ -64,7 +64,7 @@ impl Recorder {
         self.0.lock().unwrap()
     }
 
-    fn told(&self) -> Vec<Told> {
+    fn told(&self) -> Vec<BackEndCall> {
         std::mem::take(&mut self.record().told)
     }
 
@@ -80,7 +80,7 @@ impl Recorder {
         Err(ticket)
     }
 
-    fn add(&self, pages: &[PageRange], told: fn(Vec<u64>) -> Told) -> Vec<u64> {
+    fn add(&self, pages: &[PageRange], told: fn(Vec<u64>) -> BackEndCall) -> Vec<u64> {
         let mut record = self.record();
         assert!(!pages.is_empty(), "a call about nothing");
         record.ranges.push(pages.to_vec());
@@ -101,13 +101,13 @@ fn numbers_of(range: PageRange) -> std::ops::Range<u64> {
 impl BalloonIo for Recorder {
     fn inflated(&mut self, pages: &[PageRange]) -> Result<(), Ticket> {
         self.wait()?;
-        let pages = self.add(pages, Told::Inflated);
+        let pages = self.add(pages, BackEndCall::Inflated);
         self.record().in_balloon.extend(pages);
         Ok(())
     }
 
     fn deflated(&mut self, pages: &[PageRange]) {
-        let pages = self.add(pages, Told::Deflated);
+        let pages = self.add(pages, BackEndCall::Deflated);
         let mut record = self.record();
         for page in pages {
             record.in_balloon.remove(&page);
@@ -116,13 +116,13 @@ impl BalloonIo for Recorder {
 
     fn reported(&mut self, pages: &[PageRange]) -> Result<(), Ticket> {
         self.wait()?;
-        self.add(pages, Told::Reported);
+        self.add(pages, BackEndCall::Reported);
         Ok(())
     }
 
     fn reset(&mut self) {
         let mut record = self.record();
-        record.told.push(Told::Reset);
+        record.told.push(BackEndCall::Reset);
         record.in_balloon.clear();
     }
 }
@@ -173,7 +173,7 @@ impl Guest {
         balloon
             .activate(features, &configs, mem.keep_alive())
             .unwrap();
-        assert_eq!(recorder.told(), [Told::Reset], "a life begins empty");
+        assert_eq!(recorder.told(), [BackEndCall::Reset], "a life begins empty");
         Self {
             mem,
             queues,
@@ -233,11 +233,14 @@ fn pages_go_in_and_come_back() {
         guest.poll();
         assert_eq!(guest.used(INFLATE), 1);
         let all = vec![7, 0x111, 0x400, 3];
-        assert_eq!(guest.recorder.told(), [Told::Inflated(all)]);
+        assert_eq!(guest.recorder.told(), [BackEndCall::Inflated(all)]);
         guest.send(DEFLATE, &[0x111, 7]);
         guest.poll();
         assert_eq!(guest.used(DEFLATE), 1);
-        assert_eq!(guest.recorder.told(), [Told::Deflated(vec![0x111, 7])]);
+        assert_eq!(
+            guest.recorder.told(),
+            [BackEndCall::Deflated(vec![0x111, 7])]
+        );
         assert!(guest.recorder.record().in_balloon.iter().eq(&[3, 0x400]));
         let counts = guest.balloon.counts();
         assert_eq!(
@@ -280,7 +283,10 @@ fn numbers_outside_ram_are_ignored_and_counted() {
         guest.send(DEFLATE, &[0x200, 0x600]);
         guest.poll();
         assert_eq!((guest.used(INFLATE), guest.used(DEFLATE)), (1, 1));
-        assert_eq!(guest.recorder.told(), [Told::Inflated(vec![5, 0x5ff])]);
+        assert_eq!(
+            guest.recorder.told(),
+            [BackEndCall::Inflated(vec![5, 0x5ff])]
+        );
         assert_eq!(guest.balloon.counts().outside, 6);
         assert_eq!(guest.balloon.stats().errors, 2);
         assert!(!guest.balloon.needs_reset());
@@ -305,7 +311,13 @@ fn malformed_parts_of_a_chain_are_ignored_and_the_chain_is_used() {
         guest.poll();
         assert_eq!(guest.used(INFLATE), 4);
         let told = guest.recorder.told();
-        assert_eq!(told, [Told::Inflated(vec![9, 10]), Told::Inflated(vec![9])]);
+        assert_eq!(
+            told,
+            [
+                BackEndCall::Inflated(vec![9, 10]),
+                BackEndCall::Inflated(vec![9])
+            ]
+        );
         assert_eq!(guest.balloon.stats().errors, 4);
         assert!(!guest.balloon.needs_reset());
     });
@@ -325,7 +337,7 @@ fn an_array_that_is_out_of_reach_ends_there() {
         guest.poll_through(&mut dma);
         assert_eq!(guest.used(INFLATE), 2);
         // The two buffers are one row of bytes, and are read together.
-        assert_eq!(guest.recorder.told(), [Told::Inflated(vec![0x401])]);
+        assert_eq!(guest.recorder.told(), [BackEndCall::Inflated(vec![0x401])]);
         assert_eq!(guest.balloon.stats().errors, 1);
         assert_eq!(dma.iommu.faults().len(), 1);
         assert!(!guest.balloon.needs_reset());
@@ -396,7 +408,7 @@ fn a_chain_that_changes_while_it_is_worked_off_harms_nobody() {
     assert_eq!((guest.used(INFLATE), guest.recorder.told()), (1, vec![]));
     guest.send(INFLATE, &[3]);
     guest.poll();
-    assert_eq!(guest.recorder.told(), [Told::Inflated(vec![3])]);
+    assert_eq!(guest.recorder.told(), [BackEndCall::Inflated(vec![3])]);
     assert!(!guest.balloon.needs_reset());
 }
 

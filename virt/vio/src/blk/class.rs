@@ -7,7 +7,7 @@ use guest_mem::{Access, Dma, KeepAlive};
 
 use super::backend::Transfer;
 use super::slot::{Cancel, Request, WaitingFor};
-use super::take::Taken;
+use super::take::TakeOutcome;
 use super::{BlkClass, BlkQueue, MAX_AHEAD, Queue, SavedBlk, request};
 use crate::body::{Context, DeviceClass, Environment, Step};
 use crate::device::{Activity, CancelReason, read_space};
@@ -109,10 +109,10 @@ impl DeviceClass for BlkClass {
     fn serve<E: Environment>(&mut self, queue: &mut Queue, cx: &mut Context<'_, E>) -> Step {
         queue.own.waiting_for = None;
         match self.take_one(queue, cx)? {
-            Taken::One => return Ok(Activity::Busy),
-            Taken::Nothing => {}
-            Taken::Throttled => cx.stats.throttled += 1,
-            Taken::NoRoom(waiting_for) => queue.own.wait_for(waiting_for, cx),
+            TakeOutcome::One => return Ok(Activity::Busy),
+            TakeOutcome::Nothing => {}
+            TakeOutcome::Throttled => cx.stats.throttled += 1,
+            TakeOutcome::NoRoom(waiting_for) => queue.own.wait_for(waiting_for, cx),
         }
         Ok(Activity::Idle)
     }

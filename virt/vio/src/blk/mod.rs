@@ -73,7 +73,7 @@ use guest_mem::Dma;
 use serde::{Deserialize, Serialize};
 
 use crate::body::{Context, Device, DeviceClass, Environment, ServedQueue};
-use crate::line_budget::LineBudget;
+use crate::log_rate_limit::LogRateLimit;
 use crate::poll_budget::cost;
 use crate::ring::Chain;
 use crate::saved::SavedState;
@@ -221,7 +221,7 @@ pub struct BlkClass {
     /// An unmap has waited too long: the next visit cancels the requests that hold its pages.
     is_overdue: bool,
     /// For errors of the storage.
-    lines: LineBudget,
+    lines: LogRateLimit,
 }
 
 /// Part of the saved state that only block devices have: nothing, their contents are the back
@@ -256,7 +256,7 @@ impl Blk {
             in_flight: 0,
             stalled: Stalled::default(),
             is_overdue: false,
-            lines: LineBudget::default(),
+            lines: LogRateLimit::default(),
         }))
     }
 

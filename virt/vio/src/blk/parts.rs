@@ -5,11 +5,11 @@ use std::io;
 use super::backend::{Op, Outcome, Transfer};
 use super::finish::status_of;
 use super::request::{STATUS_IOERR, STATUS_OK};
-use super::slot::{Cancel, Ready, WaitingFor};
+use super::slot::{Cancel, PrepareOutcome, WaitingFor};
 use super::{BlkClass, BlkQueue, Queue};
 use crate::body::{Context, Environment, Step};
 use crate::device::Activity;
-use crate::line_budget::LineBudget;
+use crate::log_rate_limit::LogRateLimit;
 use crate::poll_budget::cost;
 use crate::ring::RingStop;
 
@@ -85,7 +85,7 @@ impl BlkClass {
             return;
         };
         let file = self.io.path().unwrap_or_default();
-        let more = LineBudget::left_out(unsaid);
+        let more = LogRateLimit::left_out(unsaid);
         tracing::warn!(image = %file.display(), "{}{more}", what());
     }
 
@@ -153,9 +153,9 @@ impl BlkClass {
         let mut ready = own.status == STATUS_OK;
         if ready {
             match own.prepare_part(slot, cx.dma, &mut **io, config.logical_block) {
-                Ok(Ready::Yes) => {}
-                Ok(Ready::NoRoom(waiting_for)) => return Ok(Some(waiting_for)),
-                Ok(Ready::Refused) => {
+                Ok(PrepareOutcome::Yes) => {}
+                Ok(PrepareOutcome::NoRoom(waiting_for)) => return Ok(Some(waiting_for)),
+                Ok(PrepareOutcome::Refused) => {
                     own.refuse();
                     ready = false;
                 }

@@ -79,7 +79,7 @@ use pool::{CHUNK, Pool};
 use slot::Slot;
 use sync::Syncs;
 use turns::Turns;
-pub use uring::{Seat as UringShare, UringRefusal, try_io_uring};
+pub use uring::{UringRefusal, UringShare, try_io_uring};
 
 /// Path of an open file, for messages.
 fn path_of(file: &File) -> Option<PathBuf> {

@@ -11,7 +11,7 @@ use crate::DeviceStats;
 use crate::ring::{Chain, Segment, Token, read_row, slice, wait_for_all, write_row};
 
 /// Outcome of preparing a transfer.
-pub(super) enum Ready {
+pub(super) enum PrepareOutcome {
     /// Submit it.
     Yes,
     /// Not now.
@@ -106,7 +106,8 @@ impl Request {
     }
 
     /// Gets the first part of the request's data ready to be moved, in whole blocks of so many
-    /// bytes where it is not the last one. On anything but `Ready::Yes` no lease or buffer is kept.
+    /// bytes where it is not the last one. On anything but `PrepareOutcome::Yes` no lease or buffer
+    /// is kept.
     pub(super) fn prepare<D: Dma>(
         &mut self,
         slot: u32,
@@ -115,7 +116,7 @@ impl Request {
         chain: &Chain,
         io: &mut dyn BlockIo,
         block: u32,
-    ) -> Access<Ready> {
+    ) -> Access<PrepareOutcome> {
         self.op = op;
         match op {
             Op::Read { len, .. } => {
@@ -127,7 +128,9 @@ impl Request {
                 self.is_write = true;
                 self.data.extend(chain.readable().slice(HEADER_LEN, len));
             }
-            Op::Flush | Op::Discard { .. } | Op::WriteZeroes { .. } => return Ok(Ready::Yes),
+            Op::Flush | Op::Discard { .. } | Op::WriteZeroes { .. } => {
+                return Ok(PrepareOutcome::Yes);
+            }
         }
         self.prepare_part(slot, dma, io, block)
     }
@@ -139,7 +142,7 @@ impl Request {
         dma: &mut D,
         io: &mut dyn BlockIo,
         block: u32,
-    ) -> Access<Ready> {
+    ) -> Access<PrepareOutcome> {
         self.part = (self.len - self.done).min(MAX_TRANSFER);
         self.pieces.clear();
         let mut transfer = io.transfer();
@@ -161,7 +164,7 @@ impl Request {
             ),
             Transfer::Bounce if !io.reserve(slot, self.part) => {
                 self.part = 0;
-                return Ok(Ready::NoRoom(WaitingFor::Slot));
+                return Ok(PrepareOutcome::NoRoom(WaitingFor::Slot));
             }
             Transfer::Bounce if self.is_write => (
                 Reply::Status,
@@ -171,16 +174,16 @@ impl Request {
         };
         self.reply = if self.is_write { Reply::Status } else { reply };
         let Err(stop) = ready else {
-            return Ok(Ready::Yes);
+            return Ok(PrepareOutcome::Yes);
         };
         let wanted = self.leases.len() + 1;
         self.release(dma);
         io.unreserve(slot);
         let answer = match stop {
             // More than there are for this device if all others were free.
-            LeaseStop::Full(Full { most }) if wanted > most => Ok(Ready::Refused),
-            LeaseStop::Full(_) => Ok(Ready::NoRoom(WaitingFor::Leases(wanted))),
-            LeaseStop::Access(Stop::Fault(_)) => Ok(Ready::Refused),
+            LeaseStop::Full(Full { most }) if wanted > most => Ok(PrepareOutcome::Refused),
+            LeaseStop::Full(_) => Ok(PrepareOutcome::NoRoom(WaitingFor::Leases(wanted))),
+            LeaseStop::Access(Stop::Fault(_)) => Ok(PrepareOutcome::Refused),
             LeaseStop::Access(pending) => {
                 Err(wait_for_all(dma, pending, self.wanted(self.intent())))
             }

@@ -5,14 +5,14 @@ use guest_mem::{Access, Dma, Intent, Stop};
 use super::backend::{BlockIo, Op, Outcome, Transfer};
 use super::finish::status_of;
 use super::request::{self, Action, HEADER_LEN, Parsed, STATUS_IOERR, STATUS_OK};
-use super::slot::{Ready, Reply, Request, WaitingFor};
+use super::slot::{PrepareOutcome, Reply, Request, WaitingFor};
 use super::{BlkClass, MAX_TRANSFER, Queue};
 use crate::body::{Context, Environment};
 use crate::poll_budget::cost;
 use crate::ring::{Chain, RingStop, Violation};
 
 /// Outcome of an attempt to take one chain.
-pub(super) enum Taken {
+pub(super) enum TakeOutcome {
     /// Nothing is there.
     Nothing,
     /// Something is there, and may not begin before the rate limit allows.
@@ -29,12 +29,12 @@ impl BlkClass {
         &mut self,
         queue: &mut Queue,
         cx: &mut Context<'_, E>,
-    ) -> Result<Taken, RingStop> {
+    ) -> Result<TakeOutcome, RingStop> {
         if !queue.peek(cx.dma, &mut self.chain)? {
-            return Ok(Taken::Nothing);
+            return Ok(TakeOutcome::Nothing);
         }
         if !self.throttle.is_open(cx.visit.now_ns()) {
-            return Ok(Taken::Throttled);
+            return Ok(TakeOutcome::Throttled);
         }
         let parsed = match request::parse(cx.dma, &self.chain, &self.limits) {
             Ok(Some(parsed)) => parsed,
@@ -43,7 +43,7 @@ impl BlkClass {
         };
         // Room for a request that cannot be published at once.
         let Some(slot) = self.free_slot() else {
-            return Ok(Taken::NoRoom(WaitingFor::Slot));
+            return Ok(TakeOutcome::NoRoom(WaitingFor::Slot));
         };
         let taken = match (parsed.action, self.io.transfer()) {
             (Action::Run(op), Transfer::Memory) if bytes_of(op) <= MAX_TRANSFER => {
@@ -52,7 +52,7 @@ impl BlkClass {
             (Action::Run(op), Transfer::Nothing) => self.take_done(queue, slot, op, parsed, cx),
             _ => self.take_into(queue, slot, parsed, cx),
         }?;
-        if matches!(taken, Taken::One) {
+        if matches!(taken, TakeOutcome::One) {
             let (bytes, control) = match parsed.action {
                 Action::Run(op @ (Op::Read { .. } | Op::Write { .. })) => (bytes_of(op), 0),
                 Action::Run(_) => (0, cost::CONTROL),
@@ -86,7 +86,7 @@ impl BlkClass {
         op: Op,
         parsed: Parsed,
         cx: &mut Context<'_, E>,
-    ) -> Result<Taken, RingStop> {
+    ) -> Result<TakeOutcome, RingStop> {
         let Self { chain, io, .. } = self;
         let status = match run_now(&mut **io, op, chain, cx.dma) {
             Ok(status) => status,
@@ -132,7 +132,7 @@ impl BlkClass {
             cx.stats.requests += 1;
             return Err(stop);
         }
-        Ok(Taken::One)
+        Ok(TakeOutcome::One)
     }
 
     /// A request that takes a slot. It may be over at once all the same.
@@ -142,7 +142,7 @@ impl BlkClass {
         slot: u32,
         parsed: Parsed,
         cx: &mut Context<'_, E>,
-    ) -> Result<Taken, RingStop> {
+    ) -> Result<TakeOutcome, RingStop> {
         let Self {
             chain,
             slab,
@@ -158,9 +158,11 @@ impl BlkClass {
             Action::GetId(len) => own.answer_id(chain, len),
             Action::Run(op) => {
                 match own.prepare(slot, op, cx.dma, chain, &mut **io, config.logical_block) {
-                    Ok(Ready::Yes) => runs = true,
-                    Ok(Ready::NoRoom(waiting_for)) => return Ok(Taken::NoRoom(waiting_for)),
-                    Ok(Ready::Refused) => own.refuse(),
+                    Ok(PrepareOutcome::Yes) => runs = true,
+                    Ok(PrepareOutcome::NoRoom(waiting_for)) => {
+                        return Ok(TakeOutcome::NoRoom(waiting_for));
+                    }
+                    Ok(PrepareOutcome::Refused) => own.refuse(),
                     Err(stop) => return Err(queue.park(stop)),
                 }
             }
@@ -179,7 +181,7 @@ impl BlkClass {
             true => self.start_part(&mut queue.own, slot, cx),
             false => queue.own.ended.push_back(slot),
         }
-        Ok(Taken::One)
+        Ok(TakeOutcome::One)
     }
 
     /// A slot that no request has, not taken from the list yet; the slab grows as far as the back

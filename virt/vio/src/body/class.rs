@@ -36,7 +36,7 @@ use guest_mem::{Access, Dma, KeepAlive, Ticket};
 use super::served::ServedQueue;
 use crate::device::{Activity, CancelReason, DeviceStats, Interrupt, NetworkRequest};
 use crate::poll_budget::PollBudget;
-use crate::ring::{Ahead, Chain, RingStop, Violation};
+use crate::ring::{Chain, Lookahead, RingStop, Violation};
 use crate::saved::SavedState;
 
 /// Types of the resources that a visit lends a device. Further resources of some owners can be
@@ -296,8 +296,8 @@ pub trait DeviceClass: Sized {
     }
 
     /// Returns the position in `queue` at which the driver is to ring for new chains.
-    fn arm_at(&self, _queue: &ServedQueue<Self::Queue>) -> Ahead {
-        Ahead::default()
+    fn arm_at(&self, _queue: &ServedQueue<Self::Queue>) -> Lookahead {
+        Lookahead::default()
     }
 
     /// Arms: from now on a completion makes a descriptor readable.
@@ -457,7 +457,7 @@ macro_rules! forward_class {
             self.class.has_own_events()
         }
 
-        fn arm_at(&self, queue: &$crate::ServedQueue<Self::Queue>) -> $crate::ring::Ahead {
+        fn arm_at(&self, queue: &$crate::ServedQueue<Self::Queue>) -> $crate::ring::Lookahead {
             self.class.arm_at(queue)
         }
 

@@ -5,8 +5,8 @@ use std::collections::VecDeque;
 
 use guest_mem::{Dma, Stop, Wanted};
 
-use crate::ring::following::Following;
-use crate::ring::{Ahead, Chain, Ring, RingStop, Single, Token, Violation, wait_for_all};
+use crate::ring::prefetch::ChainPrefetch;
+use crate::ring::{Chain, Lookahead, Ring, RingStop, Single, Token, Violation, wait_for_all};
 
 /// One queue of a device that has begun: its ring, and the state that its class keeps of it.
 pub struct ServedQueue<Q> {
@@ -21,7 +21,7 @@ pub struct ServedQueue<Q> {
     /// published together or not at all.
     ended: VecDeque<(Token, u32)>,
     /// Chains behind one that waits.
-    pub(super) following: Following,
+    pub(super) following: ChainPrefetch,
 }
 
 impl<Q> ServedQueue<Q> {
@@ -32,7 +32,7 @@ impl<Q> ServedQueue<Q> {
             is_enabled: true,
             runs: false,
             ended: VecDeque::new(),
-            following: Following::new(lookahead),
+            following: ChainPrefetch::new(lookahead),
         }
     }
 
@@ -59,13 +59,13 @@ impl<Q> ServedQueue<Q> {
     pub fn has_available_ahead<D: Dma>(
         &mut self,
         dma: &mut D,
-        ahead: Ahead,
+        ahead: Lookahead,
     ) -> Result<bool, RingStop> {
         self.ring.has_available_ahead(dma, ahead)
     }
 
     /// As [`Ring::is_exhausted`].
-    pub fn is_exhausted(&self, ahead: Ahead) -> bool {
+    pub fn is_exhausted(&self, ahead: Lookahead) -> bool {
         self.ring.is_exhausted(ahead)
     }
 
@@ -80,7 +80,7 @@ impl<Q> ServedQueue<Q> {
     pub fn peek_ahead<D: Dma>(
         &mut self,
         dma: &mut D,
-        ahead: &mut Ahead,
+        ahead: &mut Lookahead,
         chain: &mut Chain,
     ) -> Result<bool, RingStop> {
         self.ring.peek_ahead(dma, ahead, chain)

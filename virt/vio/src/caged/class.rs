@@ -10,7 +10,7 @@ use super::{CagedClass, CagedQueue, WorkerEvent};
 use crate::blk::SavedBlk;
 use crate::body::{Context, DeviceClass, Environment, ServedQueue, Step};
 use crate::device::{Activity, CancelReason, read_space};
-use crate::line_budget::LineBudget;
+use crate::log_rate_limit::LogRateLimit;
 use crate::poll_budget::cost;
 use crate::ring::{RingStop, Violation};
 
@@ -208,7 +208,7 @@ impl CagedClass {
     #[cold]
     fn breach<E: Environment>(&mut self, breach: Misbehaviour, cx: &mut Context<'_, E>) {
         if let Some(unsaid) = self.lines.admits_at(cx.visit.now_ns()) {
-            let more = LineBudget::left_out(unsaid);
+            let more = LogRateLimit::left_out(unsaid);
             tracing::error!("a device worker broke the protocol and is ended: {breach}{more}");
         }
         // Requests stay out until it has ended: the kernel may be at work for them.

@@ -49,7 +49,7 @@ use worker_area::Owner;
 
 use crate::blk::{BlkConfig, BlkError, BlkFacts, BlkProfile};
 use crate::body::Device;
-use crate::line_budget::LineBudget;
+use crate::log_rate_limit::LogRateLimit;
 use crate::ring::Chain;
 use request::Request;
 
@@ -110,7 +110,7 @@ pub struct CagedClass {
     features: u64,
     keep: Option<KeepAlive>,
     chain: Chain,
-    lines: LineBudget,
+    lines: LogRateLimit,
 }
 
 /// The requests of one queue that the worker does not have.
@@ -153,7 +153,7 @@ impl Caged {
             features: 0,
             keep: None,
             chain: Chain::new(),
-            lines: LineBudget::default(),
+            lines: LogRateLimit::default(),
         }))
     }
 }

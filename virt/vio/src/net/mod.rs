@@ -56,7 +56,7 @@ use crate::body::{Context, Device, DeviceClass, Environment, ServedQueue, Step};
 use crate::device::{Activity, CancelReason, NetworkRequest, read_space};
 use crate::poll_budget::cost;
 use crate::queue_config::{feature, is_queue_size};
-use crate::ring::{Ahead, Chain, RingStop, Single};
+use crate::ring::{Chain, Lookahead, RingStop, Single};
 use crate::saved::SavedState;
 use crate::throttle::{RateLimits, Throttle};
 use transmit::Kept;
@@ -147,7 +147,7 @@ pub struct NetQueue {
 struct Pair {
     /// Position up to which buffers were read that were too few for the port's next frame; the
     /// default if there was no such frame at the last check.
-    wanting: Ahead,
+    wanting: Lookahead,
     /// The driver had no receive buffer when last looked.
     is_empty: bool,
     /// The port took nothing when last asked.
@@ -548,7 +548,7 @@ impl DeviceClass for NetClass {
         match queue.role {
             Role::Receive(pair) => {
                 let state = &mut self.core.pairs[usize::from(pair)];
-                state.wanting = Ahead::default();
+                state.wanting = Lookahead::default();
                 state.is_empty = false;
             }
             Role::Transmit(pair) => self.core.pairs[usize::from(pair)].is_blocked = false,
@@ -684,10 +684,10 @@ impl DeviceClass for NetClass {
         self.port.has_own_events()
     }
 
-    fn arm_at(&self, queue: &Queue) -> Ahead {
+    fn arm_at(&self, queue: &Queue) -> Lookahead {
         match queue.own.role {
             Role::Receive(pair) => self.core.pairs[usize::from(pair)].wanting,
-            Role::Transmit(_) | Role::Control => Ahead::default(),
+            Role::Transmit(_) | Role::Control => Lookahead::default(),
         }
     }
 
@@ -703,7 +703,9 @@ impl DeviceClass for NetClass {
         for (pair, state) in (0..).zip(&self.core.pairs) {
             let waits = Waits {
                 // Otherwise frames have nowhere to go at the moment.
-                receive: is_open(2 * pair) && !state.is_empty && state.wanting == Ahead::default(),
+                receive: is_open(2 * pair)
+                    && !state.is_empty
+                    && state.wanting == Lookahead::default(),
                 send: is_open(2 * pair + 1) && state.is_blocked,
             };
             if waits.receive || waits.send {

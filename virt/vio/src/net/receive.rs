@@ -23,7 +23,7 @@ use super::reach::Reach;
 use super::{MIN_FRAME, NetClass, NetCore, Queue, charge, frame_cost};
 use crate::body::{Context, Environment, Step};
 use crate::device::Activity;
-use crate::ring::{Ahead, Chain, RingStop, Segment, Violation};
+use crate::ring::{Chain, Lookahead, RingStop, Segment, Violation};
 
 impl NetClass {
     pub(super) fn receive<E: Environment>(
@@ -204,7 +204,7 @@ impl<E: Environment> ReceiveBuffers<'_, '_, E> {
         }
         cx.visit.take_requests(over as u64, spent);
         if !filled.is_empty() {
-            core.pairs[self.pair].wanting = Ahead::default();
+            core.pairs[self.pair].wanting = Lookahead::default();
             cx.stats.requests += filled.len() as u64;
             cx.stats.read_bytes += bytes;
             for Filled { place, frame, .. } in &filled {
@@ -366,7 +366,7 @@ impl<E: Environment> ReceiveBuffers<'_, '_, E> {
             let written = if buffers.is_some() { bytes } else { 0 };
             self.queue.answer(chain, written)?;
         }
-        self.core.pairs[self.pair].wanting = Ahead::default();
+        self.core.pairs[self.pair].wanting = Lookahead::default();
         self.core
             .throttle
             .charge(self.cx.visit.now_ns(), len as u64);
@@ -385,7 +385,7 @@ impl<E: Environment> ReceiveBuffers<'_, '_, E> {
     /// a byte, so there are `need` at most.
     #[inline]
     fn gather(&mut self, need: u32) -> Result<Option<(usize, u16)>, RingStop> {
-        self.core.pairs[self.pair].wanting = Ahead::default();
+        self.core.pairs[self.pair].wanting = Lookahead::default();
         let chain = &mut self.core.chains[0];
         if !self.queue.peek(self.cx.dma, chain)? {
             self.core.pairs[self.pair].is_empty = true;
@@ -441,7 +441,7 @@ impl<E: Environment> ReceiveBuffers<'_, '_, E> {
             self.is_short = true;
             return Found::Later;
         }
-        state.wanting = Ahead::default();
+        state.wanting = Lookahead::default();
         self.cx.stats.errors += 1;
         Found::Dropped
     }

@@ -34,7 +34,7 @@ pub(super) struct Kept {
 
 /// A frame whose chain was taken.
 #[derive(Clone, Copy)]
-struct Taken<'k> {
+struct TakenFrame<'k> {
     /// Its header in guest memory, if in one piece; otherwise it was read.
     head: VolatileSlice<'k>,
     header: [u8; HEADER_LEN],
@@ -45,7 +45,7 @@ struct Taken<'k> {
 
 /// Outcome of looking at the next chain.
 enum Walked<'k> {
-    Frame(Taken<'k>),
+    Frame(TakenFrame<'k>),
     /// None, or none for which there is room in this burst.
     End,
 }
@@ -186,7 +186,7 @@ impl NetClass {
         let Self { core, port } = self;
         let keeps = core.keeps_frames && is_up;
         let mut pieces = Pieces::new();
-        let mut taken = ArrayVec::<Taken<'_>, BURST>::new();
+        let mut taken = ArrayVec::<TakenFrame<'_>, BURST>::new();
         let mut stopped = None;
         let first_kept = queue.own.kept.len();
         // Frames that were answered at once, which are the first ones if there are any.
@@ -295,7 +295,7 @@ impl NetCore {
         let Some(len) = readable.len().checked_sub(HEADER_LEN as u32) else {
             return Err(queue.park(Violation::Truncated));
         };
-        let mut frame = Taken {
+        let mut frame = TakenFrame {
             head: VolatileSlice::EMPTY,
             header: [0; HEADER_LEN],
             len,
@@ -339,7 +339,7 @@ impl NetCore {
         dma: &mut D,
         keep: &'k KeepAlive,
         pieces: &mut Pieces<'k>,
-        frame: &mut Taken<'k>,
+        frame: &mut TakenFrame<'k>,
         keeps: bool,
         leases: &mut Vec<LeaseId>,
     ) -> Result<bool, Stop> {

@@ -4,12 +4,12 @@ use std::sync::atomic::{Ordering, fence};
 
 use guest_mem::{Dma, Pages, Ticket};
 
-use super::ahead::Ahead;
 use super::chain::{Chain, Violation};
 use super::journal::{Journal, RingPosition, RingStart, StartError};
-use super::order::{Ended, Order};
+use super::lookahead::Lookahead;
+use super::order::{CompletedChain, Order};
 use super::packed::PackedQueue;
-use super::rest::{Parked, RingStats, RingStop};
+use super::parked::{Parked, RingStats, RingStop};
 use super::single::{self, Single};
 use super::split::SplitQueue;
 use super::token::Token;
@@ -185,11 +185,11 @@ impl Ring {
     pub fn peek_ahead<D: Dma>(
         &mut self,
         dma: &mut D,
-        ahead: &mut Ahead,
+        ahead: &mut Lookahead,
         chain: &mut Chain,
     ) -> Result<bool, RingStop> {
         let found = match *ahead {
-            Ahead { chains: 0, .. } => self.peek(dma, chain)?,
+            Lookahead { chains: 0, .. } => self.peek(dma, chain)?,
             at => each!(self, ring => ring.peek_ahead(dma, at, chain))?,
         };
         if found {
@@ -199,7 +199,7 @@ impl Ring {
     }
 
     /// Moves `ahead` behind a chain that takes up so many descriptors.
-    pub(super) fn skip(&self, ahead: &mut Ahead, descs: u16) {
+    pub(super) fn skip(&self, ahead: &mut Lookahead, descs: u16) {
         if ahead.chains >= self.replaying() {
             ahead.descs += descs;
         }
@@ -212,7 +212,7 @@ impl Ring {
     pub(super) fn look_ahead<D: Dma>(
         &mut self,
         dma: &mut D,
-        ahead: &mut Ahead,
+        ahead: &mut Lookahead,
         chain: &mut Chain,
     ) -> Result<bool, RingStop> {
         let rest = each!(self, ring => ring.rest);
@@ -229,7 +229,7 @@ impl Ring {
     pub fn has_available_ahead<D: Dma>(
         &mut self,
         dma: &mut D,
-        ahead: Ahead,
+        ahead: Lookahead,
     ) -> Result<bool, RingStop> {
         if ahead.chains == 0 {
             return self.has_available(dma);
@@ -240,7 +240,7 @@ impl Ring {
     /// Whether the driver has nothing left to make available behind `ahead` before something is
     /// returned to it. (A split ring's chains are counted as one descriptor each, so this may be
     /// false where it would be true.)
-    pub fn is_exhausted(&self, ahead: Ahead) -> bool {
+    pub fn is_exhausted(&self, ahead: Lookahead) -> bool {
         each!(self, ring => ring.outstanding.get()) + ahead.descs >= self.size()
     }
 
@@ -297,7 +297,7 @@ impl Ring {
                 let seq = ring.order.as_mut().map_or(0, Order::take);
                 let token = single.token(seq);
                 match &mut ring.order {
-                    Some(order) if is_fit => order.end(Ended { token, len }),
+                    Some(order) if is_fit => order.end(CompletedChain { token, len }),
                     _ => end(token, len),
                 }
             }
@@ -378,12 +378,12 @@ impl Ring {
     /// [`has_available`](Ring::has_available) must follow. Costs nothing if no chain was consumed
     /// since the last call.
     pub fn arm<D: Dma>(&mut self, dma: &mut D) -> Result<(), RingStop> {
-        self.arm_ahead(dma, Ahead::default())
+        self.arm_ahead(dma, Lookahead::default())
     }
 
     /// [`arm`](Ring::arm) at the chain at `ahead`, for a device that needs more than the chains
     /// before it. [`has_available_ahead`](Ring::has_available_ahead) must follow.
-    pub fn arm_ahead<D: Dma>(&mut self, dma: &mut D, ahead: Ahead) -> Result<(), RingStop> {
+    pub fn arm_ahead<D: Dma>(&mut self, dma: &mut D, ahead: Lookahead) -> Result<(), RingStop> {
         each!(self, ring => ring.arm(dma, ahead))
     }
 

@@ -4,32 +4,32 @@
 //! [`split`], [`packed`]: the two layouts. [`Journal`]: the record that a successor of a killed
 //! process needs.
 
-mod ahead;
 mod any;
 mod area;
 pub mod chain;
 mod counter;
-pub(crate) mod following;
 mod journal;
+mod lookahead;
 mod order;
 pub mod packed;
-mod rest;
+mod parked;
+pub(crate) mod prefetch;
 mod single;
 pub mod split;
 mod table;
 mod token;
 mod watch;
 
-pub use ahead::Ahead;
 pub use any::Ring;
 pub use chain::{Buffers, Chain, RawDescriptor, Segment, Violation, write_row};
 pub(crate) use chain::{read_row, slice};
 #[cfg(test)]
 pub(crate) use journal::FullJournal;
 pub use journal::{Journal, JournalError, RingPosition, RingStart, StartError};
+pub use lookahead::Lookahead;
 pub use packed::PackedQueue;
-pub(crate) use rest::wait_for_all;
-pub use rest::{Parked, RETRY_NS, RingStats, RingStop};
+pub(crate) use parked::wait_for_all;
+pub use parked::{Parked, RETRY_NS, RingStats, RingStop};
 pub use single::Single;
 pub use split::SplitQueue;
 pub use token::Token;

@@ -15,13 +15,13 @@ use super::token::Token;
 
 /// A chain that has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Ended {
+pub(super) struct CompletedChain {
     pub(super) token: Token,
     /// Bytes written into it.
     pub(super) len: u32,
 }
 
-impl Ended {
+impl CompletedChain {
     /// Whether the chain was written in full, so that `len` need not be reported.
     #[inline]
     pub(super) fn is_full(&self) -> bool {
@@ -40,7 +40,7 @@ pub(super) struct Order {
     ready: Counter,
     /// By `seq`; a power of two, and no fewer than the ring's entries: at most that many are taken
     /// and not published.
-    places: Vec<Option<Ended>>,
+    places: Vec<Option<CompletedChain>>,
 }
 
 impl Order {
@@ -71,7 +71,7 @@ impl Order {
 
     /// A chain has ended.
     #[inline]
-    pub(super) fn end(&mut self, ended: Ended) {
+    pub(super) fn end(&mut self, ended: CompletedChain) {
         let (first, seq) = (self.first.get(), ended.token.seq());
         let taken = self.next.get().wrapping_sub(first);
         let at = self.at(seq);
@@ -95,7 +95,7 @@ impl Order {
 
     /// Those, in order.
     #[inline]
-    pub(super) fn iter(&self) -> impl Iterator<Item = Ended> + '_ {
+    pub(super) fn iter(&self) -> impl Iterator<Item = CompletedChain> + '_ {
         let first = self.first.get();
         (0..self.ready.get()).filter_map(move |nth| self.places[self.at(first.wrapping_add(nth))])
     }
@@ -107,7 +107,7 @@ impl Order {
     pub(super) fn entries(
         &self,
         is_one_each: bool,
-    ) -> impl Iterator<Item = (Range<u16>, Ended)> + '_ {
+    ) -> impl Iterator<Item = (Range<u16>, CompletedChain)> + '_ {
         let (mut begin, mut end) = (0, 0);
         (1..).zip(self.iter()).filter_map(move |(nth, ended)| {
             end += ended.token.descs();

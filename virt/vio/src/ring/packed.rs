@@ -37,7 +37,7 @@ use super::chain::{DESC_SIZE, RawDescriptor};
 use super::counter::Counter;
 use super::journal::{Journal, RingPosition, RingStart, StartError};
 use super::order::Order;
-use super::rest::Rest;
+use super::parked::ParkState;
 use super::table::Table;
 use crate::queue_config::{ActivateError, QueueConfig, feature};
 
@@ -91,7 +91,7 @@ pub struct PackedQueue {
     told: Option<u32>,
     /// The place a doorbell was last asked for at, if that still stands in memory.
     armed: Option<Position>,
-    pub(super) rest: Rest,
+    pub(super) rest: ParkState,
     table: Table,
     /// Chains to take before any other, with the journal's slots.
     pub(super) replay: VecDeque<(u16, Vec<RawDescriptor>)>,
@@ -153,7 +153,7 @@ impl PackedQueue {
             taken: Counter::default(),
             told: None,
             armed: None,
-            rest: Rest::default(),
+            rest: ParkState::default(),
             table: Table::default(),
             replay: VecDeque::new(),
             order: (features & feature::IN_ORDER != 0).then(|| Order::new(size)),

@@ -33,7 +33,7 @@ use super::area::Area;
 use super::counter::Counter;
 use super::journal::{Journal, RingPosition, RingStart, StartError};
 use super::order::Order;
-use super::rest::Rest;
+use super::parked::ParkState;
 use super::table::Table;
 use crate::queue_config::{ActivateError, QueueConfig, feature};
 
@@ -61,7 +61,7 @@ pub struct SplitQueue {
     no_notify: Option<bool>,
     /// The entry a doorbell was last asked for at, if that still stands in memory.
     armed: Option<u16>,
-    pub(super) rest: Rest,
+    pub(super) rest: ParkState,
     table: Table,
     /// Heads to take before any other.
     pub(super) replay: VecDeque<u16>,
@@ -116,7 +116,7 @@ impl SplitQueue {
             outstanding: Counter::default(),
             no_notify: None,
             armed: None,
-            rest: Rest::default(),
+            rest: ParkState::default(),
             table: Table::default(),
             replay: VecDeque::new(),
             order: (features & feature::IN_ORDER != 0).then(|| Order::new(size)),

@@ -3,7 +3,7 @@
 use guest_mem::{Dma, Intent, Iova};
 
 use super::chain::{Chain, DESC_F_WRITE, DESC_SIZE, MAX_INDIRECT, RawDescriptor, Sum, Violation};
-use super::rest::{RingStop, wait_for_all};
+use super::parked::{RingStop, wait_for_all};
 
 /// Entries copied at once, so that a table of the usual size needs no memory of its own.
 const FEW: usize = 8 * DESC_SIZE as usize;

@@ -41,10 +41,10 @@ fn a_wait_at_any_access_changes_nothing_of_the_outcome() {
             let mut told = [const { BTreeSet::new() }; 3];
             for call in guest.recorder.told() {
                 match call {
-                    Told::Inflated(pages) => told[0].extend(pages),
-                    Told::Deflated(pages) => told[1].extend(pages),
-                    Told::Reported(pages) => told[2].extend(pages),
-                    Told::Reset => panic!("no reset"),
+                    BackEndCall::Inflated(pages) => told[0].extend(pages),
+                    BackEndCall::Deflated(pages) => told[1].extend(pages),
+                    BackEndCall::Reported(pages) => told[2].extend(pages),
+                    BackEndCall::Reset => panic!("no reset"),
                 }
             }
             let seen = (
@@ -230,7 +230,7 @@ fn no_stop_is_over_while_pages_are_being_dropped() {
             .stop_queue(INFLATE as u16, &mut dma, &mut guest.irq);
         assert_eq!(stopped.unwrap().unshown, 0);
         guest.balloon.reset();
-        assert_eq!(guest.recorder.told(), [Told::Reset]);
+        assert_eq!(guest.recorder.told(), [BackEndCall::Reset]);
     });
 }
 

@@ -111,7 +111,7 @@ fn a_reset_forgets_the_driver_and_keeps_the_target() {
         guest.poll();
         guest.balloon.request_statistics();
         guest.balloon.reset();
-        assert_eq!(guest.recorder.told(), [Told::Reset]);
+        assert_eq!(guest.recorder.told(), [BackEndCall::Reset]);
         assert_eq!(config(&guest.balloon), [0x111, 0, 0, 0, 0]);
         assert_eq!(guest.balloon.statistics(), None);
         assert!(!guest.balloon.has_work(&mut guest.dma()));

@@ -143,7 +143,7 @@ proptest! {
                 };
                 prop_assert!(least.is_subset(&now) && now.is_subset(most));
                 for call in guest.recorder.told() {
-                    if let Told::Reported(pages) = call {
+                    if let BackEndCall::Reported(pages) = call {
                         told.extend(pages);
                     }
                 }

@@ -71,7 +71,10 @@ fn reported_buffers_are_pages() {
         guest.poll();
         assert_eq!(guest.used(REPORT), 1);
         let told = guest.recorder.told();
-        assert_eq!(told, [Told::Reported(vec![0x400, 0x401, 0x402, 0x100])]);
+        assert_eq!(
+            told,
+            [BackEndCall::Reported(vec![0x400, 0x401, 0x402, 0x100])]
+        );
         assert_eq!(guest.balloon.counts().reported, 4);
         assert_eq!(guest.balloon.stats().errors, 0);
         // Not a byte of them was written.
@@ -97,7 +100,7 @@ fn nothing_but_whole_pages_of_ram_is_reported() {
         }
         guest.poll();
         assert_eq!(guest.used(REPORT), 6);
-        let reported = |pages: &[u64]| Told::Reported(pages.to_vec());
+        let reported = |pages: &[u64]| BackEndCall::Reported(pages.to_vec());
         let told = guest.recorder.told();
         let want = [
             reported(&[0x101]),
@@ -123,7 +126,7 @@ fn holes_of_any_size_divide_a_buffer() {
         guest.poll();
         assert_eq!(guest.used(REPORT), 1);
         let told = guest.recorder.told();
-        assert_eq!(told, [Told::Reported(vec![0x10f, 0x114, 0x116])]);
+        assert_eq!(told, [BackEndCall::Reported(vec![0x10f, 0x114, 0x116])]);
         assert_eq!(guest.balloon.counts().outside, 5);
     });
 }
@@ -194,8 +197,8 @@ fn reported_addresses_go_through_the_iommu_and_page_numbers_do_not() {
     let told = guest.recorder.told();
     // Page by page, two of them the other way round.
     let want = [
-        Told::Inflated(vec![0x123]),
-        Told::Reported(vec![0x400, 0x401, 0x402, 0x403]),
+        BackEndCall::Inflated(vec![0x123]),
+        BackEndCall::Reported(vec![0x400, 0x401, 0x402, 0x403]),
     ];
     assert_eq!(told, want);
     let ranges = guest.recorder.record().ranges.pop().unwrap();
@@ -214,7 +217,7 @@ fn a_report_behind_absent_tables_waits_for_them() {
     let report = [(SHIFT + 0x40_0000, 0x1000), (SHIFT + 0x50_0000, 0x1000)];
     guest.drivers[REPORT].add(&[], &report);
     guest.poll();
-    assert_eq!(guest.recorder.told(), [Told::Reported(vec![0x400])]);
+    assert_eq!(guest.recorder.told(), [BackEndCall::Reported(vec![0x400])]);
     assert_eq!(guest.drivers[REPORT].used(), None);
     assert_eq!(guest.balloon.in_flight(), 0, "nothing is being dropped");
     guest.balloon.ticket_done(TABLE);
@@ -223,7 +226,7 @@ fn a_report_behind_absent_tables_waits_for_them() {
     guest.iommu.absent = None;
     guest.balloon.ticket_done(TABLE);
     guest.poll();
-    assert_eq!(guest.recorder.told(), [Told::Reported(vec![0x500])]);
+    assert_eq!(guest.recorder.told(), [BackEndCall::Reported(vec![0x500])]);
     assert!(guest.drivers[REPORT].used().is_some());
 }
 
@@ -237,7 +240,7 @@ fn a_buffer_that_may_not_be_written_is_not_reported_and_faults_once() {
         guest.poll_through(&mut dma);
         assert_eq!(guest.used(REPORT), 1);
         let told = guest.recorder.told();
-        assert_eq!(told, [Told::Reported(vec![0x400, 0x420])]);
+        assert_eq!(told, [BackEndCall::Reported(vec![0x400, 0x420])]);
         let fault = (Iova::new(0x40_1000), Perm::Write);
         assert_eq!(dma.iommu.faults(), [fault]);
         assert_eq!(guest.balloon.stats().errors, 1);

@@ -14,12 +14,12 @@ use io_uring::{squeue, types};
 
 use super::call::Call;
 use super::threads::Threads;
-use super::uring::{Seat, UringRefusal};
+use super::uring::{UringRefusal, UringShare};
 
 /// The engine of one disk.
 pub(super) enum Engine {
     /// The io_uring of the polling thread, in which a place is taken by the first call.
-    Uring(Seat),
+    Uring(UringShare),
     /// Threads, since the host refuses io_uring or a part of it.
     Threads(Threads, UringRefusal),
 }
@@ -117,7 +117,7 @@ impl Engine {
     /// Another thread will poll from now on; nothing is in flight.
     pub(super) fn rebind(&mut self) {
         if let Self::Uring(seat) = self {
-            *seat = Seat::default();
+            *seat = UringShare::default();
         }
     }
 

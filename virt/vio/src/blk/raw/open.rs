@@ -16,7 +16,7 @@ use super::start::ALONE;
 use super::sync::Syncs;
 use super::threads::Threads;
 use super::turns::Turns;
-use super::uring::{Seat, UringRefusal, try_io_uring};
+use super::uring::{UringRefusal, UringShare, try_io_uring};
 use super::zeroes::WRITERS;
 use super::{RawDisk, SECTOR, Transfer};
 use crate::blk::range::{self, RangeSupport};
@@ -131,7 +131,7 @@ impl RawDisk {
         }
         let file = Arc::new(file);
         let engine = match refusal {
-            None => Engine::Uring(Seat::default()),
+            None => Engine::Uring(UringShare::default()),
             Some(why) => match Threads::start(&file) {
                 Ok(threads) => Engine::Threads(threads, why),
                 Err(source) => return Err(RawDiskError::Threads { why, source }),

@@ -2,9 +2,10 @@
 //!
 //! A ring made for one issuer with its completions deferred (SINGLE_ISSUER, DEFER_TASKRUN and
 //! TASKRUN_FLAG, where the kernel has them) belongs to the thread that enters it, so it lives in a
-//! variable of that thread and goes with it. A disk holds a [`Seat`], which names a place in it and
-//! is taken at first use; on any other thread a seat reaches nothing. A disk that no driver reads
-//! has no place, and one that moves to another thread leaves the old one's, with nothing in flight.
+//! variable of that thread and goes with it. A disk holds a [`UringShare`], which names a place in
+//! it and is taken at first use; on any other thread a seat reaches nothing. A disk that no driver
+//! reads has no place, and one that moves to another thread leaves the old one's, with nothing in
+//! flight.
 //!
 //! **What disks share, and what not.** One system call submits what all have queued, and takes in
 //! what has ended for all; an idle poll costs a few loads and no system call. Each completion names
@@ -78,12 +79,12 @@ struct Ring {
     /// Entries written and not yet submitted.
     queued: bool,
     room: u32,
-    places: Vec<Place>,
+    places: Vec<ShareState>,
 }
 
 /// One disk's part of a ring.
 #[derive(Default)]
-struct Place {
+struct ShareState {
     /// 0: no disk has it.
     depth: u32,
     /// The disk has gone.
@@ -134,7 +135,7 @@ impl Ring {
         self.add_workers(depth);
         let free = self.places.iter().position(|place| place.depth == 0);
         let at = free.unwrap_or_else(|| {
-            self.places.push(Place::default());
+            self.places.push(ShareState::default());
             self.places.len() - 1
         });
         self.places[at].depth = depth;
@@ -146,7 +147,7 @@ impl Ring {
         let place = &mut self.places[at];
         if place.is_left && place.open == 0 {
             self.room += place.depth;
-            *place = Place::default();
+            *place = ShareState::default();
         }
     }
 
@@ -220,7 +221,7 @@ impl Ring {
 /// A disk's place in the ring of the thread that has taken it. Left when it is dropped on that
 /// thread; otherwise the place is lost, until the thread ends and the ring with it.
 #[derive(Debug, Default)]
-pub struct Seat(Option<Held>);
+pub struct UringShare(Option<Held>);
 
 /// A place that was taken.
 #[derive(Debug)]
@@ -232,7 +233,7 @@ struct Held {
     is_armed: bool,
 }
 
-impl Seat {
+impl UringShare {
     /// Takes a place for `depth` operations, at most 2,048, of a disk that this thread polls, if
     /// it has none.
     pub fn take(&mut self, depth: u32) -> io::Result<()> {
@@ -373,7 +374,7 @@ impl Seat {
     }
 }
 
-impl Drop for Seat {
+impl Drop for UringShare {
     fn drop(&mut self) {
         self.disarm();
         self.with(|ring, place| {

@@ -10,7 +10,7 @@ use crate::blk::{BlkConfig, BlockIo, Transfer};
 
 /// Everything a guest can see of three requests, and what the disk holds after them.
 #[derive(Debug, PartialEq)]
-struct Seen {
+struct GuestView {
     used: Vec<(u16, u32)>,
     statuses: Vec<u8>,
     data: Vec<u8>,
@@ -21,7 +21,7 @@ struct Seen {
 fn run(
     disk: &dyn Fn() -> (Box<dyn BlockIo>, Option<std::fs::File>),
     wait: &dyn Fn(FlatDma) -> PendingDma<FlatDma>,
-) -> (Seen, u64) {
+) -> (GuestView, u64) {
     let (io, file) = disk();
     let config = BlkConfig {
         queue_size: 64,
@@ -76,7 +76,7 @@ fn run(
     data.extend(guest.driver.get(DATA + 0x1_3000, 0x500));
     data.extend(guest.driver.get(DATA + 0x1_8000, 20));
     let stats = guest.blk.stats();
-    let seen = Seen {
+    let seen = GuestView {
         used,
         statuses: (0..4).map(|slot| guest.status(slot)).collect(),
         data,

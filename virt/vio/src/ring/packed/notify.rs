@@ -3,9 +3,9 @@
 use guest_mem::Dma;
 
 use super::{DESC_F_AVAIL, DESC_FLAGS, EVENT_DESC, EVENT_DISABLE, EVENT_ENABLE, PackedQueue};
-use crate::ring::ahead::Ahead;
 use crate::ring::chain::DESC_SIZE;
-use crate::ring::rest::RingStop;
+use crate::ring::lookahead::Lookahead;
+use crate::ring::parked::RingStop;
 use crate::ring::watch::WatchPlace;
 
 impl PackedQueue {
@@ -13,7 +13,7 @@ impl PackedQueue {
     pub(in crate::ring) fn arm<D: Dma>(
         &mut self,
         dma: &mut D,
-        ahead: Ahead,
+        ahead: Lookahead,
     ) -> Result<(), RingStop> {
         let event = self.next_avail.advanced(ahead.descs, self.size);
         if self.armed == Some(event) {

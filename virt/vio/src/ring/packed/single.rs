@@ -3,7 +3,7 @@
 use guest_mem::{Dma, ReadDescriptors, WriteDescriptors};
 
 use super::{PackedQueue, Used};
-use crate::ring::rest::RingStop;
+use crate::ring::parked::RingStop;
 use crate::ring::single::Single;
 
 /// Descriptors on a cache line.

@@ -5,8 +5,8 @@ use guest_mem::{Access, Dma, WriteDescriptors};
 use super::position::Position;
 use super::{EVENT_DESC, EVENT_DISABLE, PackedQueue, REST, Used};
 use crate::ring::chain::{DESC_F_WRITE, DESC_SIZE, Violation};
-use crate::ring::order::Ended;
-use crate::ring::rest::RingStop;
+use crate::ring::order::CompletedChain;
+use crate::ring::parked::RingStop;
 use crate::ring::token::Token;
 
 impl Used {
@@ -28,7 +28,7 @@ impl PackedQueue {
     #[inline]
     pub(in crate::ring) fn give_back(&mut self, token: Token, len: u32) {
         if let Some(order) = &mut self.order {
-            order.end(Ended { token, len });
+            order.end(CompletedChain { token, len });
             return;
         }
         let before = self.staged_descs.get();
@@ -72,7 +72,7 @@ impl PackedQueue {
         }
         if let Some(order) = &self.order {
             self.staged.clear();
-            for (run, Ended { token, len }) in order.entries(self.journal.is_some()) {
+            for (run, CompletedChain { token, len }) in order.entries(self.journal.is_some()) {
                 self.staged.push(Used {
                     at: self.next_used.advanced(run.start, self.size),
                     id: token.id(),

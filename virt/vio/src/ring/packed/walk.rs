@@ -4,12 +4,12 @@ use guest_mem::{Access, Dma};
 
 use super::position::Position;
 use super::{PackedQueue, load_rest};
-use crate::ring::ahead::Ahead;
 use crate::ring::chain::{
     Chain, DESC_F_INDIRECT, DESC_F_NEXT, DESC_SIZE, RawDescriptor, Violation,
 };
+use crate::ring::lookahead::Lookahead;
 use crate::ring::order::Order;
-use crate::ring::rest::RingStop;
+use crate::ring::parked::RingStop;
 use crate::ring::token::Token;
 
 impl PackedQueue {
@@ -51,7 +51,7 @@ impl PackedQueue {
             // processor's.
             driver.prefetch(0);
         }
-        let next = self.next(Ahead::default(), self.head.unwrap_or_default());
+        let next = self.next(Lookahead::default(), self.head.unwrap_or_default());
         let walked = match self.desc.whole(dma.generation()) {
             Some(desc) if self.journal.is_none() => {
                 next.gather::<false>(chain, |at| Ok(desc.load_pair_relaxed(at)))
@@ -78,7 +78,7 @@ impl PackedQueue {
     }
 
     #[inline(always)]
-    fn next(&self, ahead: Ahead, head: u64) -> Next {
+    fn next(&self, ahead: Lookahead, head: u64) -> Next {
         Next {
             at: self.next_avail.advanced(ahead.descs, self.size),
             size: self.size,
@@ -91,7 +91,11 @@ impl PackedQueue {
 
     /// Returns `len`, `id` and `flags` at `ahead`, which is behind the chains to replay, if these
     /// show that it is available.
-    fn head_ahead<D: Dma>(&mut self, dma: &mut D, ahead: Ahead) -> Result<Option<u64>, RingStop> {
+    fn head_ahead<D: Dma>(
+        &mut self,
+        dma: &mut D,
+        ahead: Lookahead,
+    ) -> Result<Option<u64>, RingStop> {
         // The driver may use only descriptors that were returned, and these chains take up the
         // rest.
         if self.outstanding.get() + ahead.descs >= self.size {
@@ -108,7 +112,7 @@ impl PackedQueue {
     pub(in crate::ring) fn has_available_ahead<D: Dma>(
         &mut self,
         dma: &mut D,
-        ahead: Ahead,
+        ahead: Lookahead,
     ) -> Result<bool, RingStop> {
         Ok(usize::from(ahead.chains) < self.replay.len() || self.head_ahead(dma, ahead)?.is_some())
     }
@@ -117,7 +121,7 @@ impl PackedQueue {
     pub(in crate::ring) fn peek_ahead<D: Dma>(
         &mut self,
         dma: &mut D,
-        ahead: Ahead,
+        ahead: Lookahead,
         chain: &mut Chain,
     ) -> Result<bool, RingStop> {
         if usize::from(ahead.chains) < self.replay.len() {

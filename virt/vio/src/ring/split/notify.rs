@@ -3,8 +3,8 @@
 use guest_mem::Dma;
 
 use super::{FLAGS, IDX, RING, SplitQueue, USED_F_NO_NOTIFY, store_u16};
-use crate::ring::ahead::Ahead;
-use crate::ring::rest::RingStop;
+use crate::ring::lookahead::Lookahead;
+use crate::ring::parked::RingStop;
 use crate::ring::watch::WatchPlace;
 
 impl SplitQueue {
@@ -12,7 +12,7 @@ impl SplitQueue {
     pub(in crate::ring) fn arm<D: Dma>(
         &mut self,
         dma: &mut D,
-        ahead: Ahead,
+        ahead: Lookahead,
     ) -> Result<(), RingStop> {
         let event = self.next_avail.get().wrapping_add(ahead.descs);
         if self.armed == Some(event) {

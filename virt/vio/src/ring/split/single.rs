@@ -3,7 +3,7 @@
 use guest_mem::{Dma, ReadDescriptors, ReadU16s, WriteUsed};
 
 use super::{RING, SplitQueue};
-use crate::ring::rest::RingStop;
+use crate::ring::parked::RingStop;
 use crate::ring::single::Single;
 
 /// Used elements on a cache line.

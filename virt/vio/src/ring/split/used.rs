@@ -6,8 +6,8 @@ use virtqueue::split;
 use super::{AVAIL_F_NO_INTERRUPT, FLAGS, IDX, RING, SplitQueue, load_u16};
 use crate::ring::area::Area;
 use crate::ring::chain::Violation;
-use crate::ring::order::Ended;
-use crate::ring::rest::RingStop;
+use crate::ring::order::CompletedChain;
+use crate::ring::parked::RingStop;
 use crate::ring::token::Token;
 
 impl SplitQueue {
@@ -20,7 +20,7 @@ impl SplitQueue {
         len: u32,
     ) -> Result<(), RingStop> {
         if let Some(order) = &mut self.order {
-            order.end(Ended { token, len });
+            order.end(CompletedChain { token, len });
             return Ok(());
         }
         self.stage(dma, token.id(), len)?;
@@ -104,7 +104,7 @@ impl SplitQueue {
         if let Some(own) = journal {
             own.batch.clear();
         }
-        for (run, Ended { token, len }) in order.entries(journal.is_some()) {
+        for (run, CompletedChain { token, len }) in order.entries(journal.is_some()) {
             if let Some(own) = journal {
                 own.batch.push((token.id(), token.slot()));
             }

@@ -4,10 +4,10 @@ use guest_mem::{Access, Dma};
 use virtqueue::split;
 
 use super::{IDX, RING, SplitQueue, load_u16};
-use crate::ring::ahead::Ahead;
 use crate::ring::chain::{Chain, DESC_SIZE, RawDescriptor, Violation};
+use crate::ring::lookahead::Lookahead;
 use crate::ring::order::Order;
-use crate::ring::rest::RingStop;
+use crate::ring::parked::RingStop;
 use crate::ring::token::Token;
 
 /// Number of chains ahead of which descriptors are prefetched: a line from another core takes about
@@ -176,7 +176,7 @@ impl SplitQueue {
     pub(in crate::ring) fn has_available_ahead<D: Dma>(
         &mut self,
         dma: &mut D,
-        ahead: Ahead,
+        ahead: Lookahead,
     ) -> Result<bool, RingStop> {
         let seen = self.seen.get().wrapping_sub(self.next_avail.get());
         Ok(usize::from(ahead.chains) < self.replay.len()
@@ -188,7 +188,7 @@ impl SplitQueue {
     pub(in crate::ring) fn peek_ahead<D: Dma>(
         &mut self,
         dma: &mut D,
-        ahead: Ahead,
+        ahead: Lookahead,
         chain: &mut Chain,
     ) -> Result<bool, RingStop> {
         if !self.has_available_ahead(dma, ahead)? {

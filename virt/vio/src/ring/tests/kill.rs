@@ -16,7 +16,7 @@ use vhost_user::inflight::{
     MemRegion, Packed, PackedPosition, PackedRing, PackedSizes, Split, queue_region_len,
 };
 
-use self::journals::{Killed, Life, Mortal, PackedJournal, SplitJournal};
+use self::journals::{KillCountdown, Killed, PackedJournal, SplitJournal, SurvivingRegion};
 use super::world::{PACKED, segments};
 use super::*;
 use crate::fake_driver::{AnyDriver, Buffer};
@@ -45,7 +45,7 @@ struct Request {
 
 /// Memory, a driver that lives on, and the process that serves it, which may be dead.
 struct Machine {
-    life: Life,
+    life: KillCountdown,
     region: Arc<Mutex<MemRegion>>,
     features: u64,
     size: u16,
@@ -62,7 +62,7 @@ struct Machine {
 /// The flags of a packed ring's descriptors, for recovery.
 struct RingFlags<'a> {
     driver: &'a AnyDriver<ArrayMem>,
-    life: Life,
+    life: KillCountdown,
 }
 
 impl PackedRing for RingFlags<'_> {
@@ -88,7 +88,7 @@ impl Machine {
         let mut driver = AnyDriver::new(memory.clone(), Gpa::new(RINGS), 0, size, features);
         driver.start_at(base);
         Self {
-            life: Life::default(),
+            life: KillCountdown::default(),
             region: Arc::new(Mutex::new(MemRegion::new(queue_region_len(layout, size)))),
             features,
             size,
@@ -118,7 +118,7 @@ impl Machine {
 
     /// A new process takes over.
     fn start(&mut self) {
-        let region = Mortal::new(&self.life, &self.region);
+        let region = SurvivingRegion::new(&self.life, &self.region);
         let mut ring = Ring::new(&self.driver.config(), self.size, self.features).unwrap();
         match &self.driver {
             AnyDriver::Split(driver) => {

@@ -23,7 +23,7 @@ fn shape() -> impl Strategy<Value = Shape> {
 type Walked = (u16, Vec<(u64, u32, bool)>);
 
 fn ours(pair: &mut Pair, ahead: u16) -> Walked {
-    let at = Ahead {
+    let at = Lookahead {
         chains: ahead,
         descs: ahead,
     };

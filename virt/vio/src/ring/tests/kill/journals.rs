@@ -25,9 +25,9 @@ struct State {
 
 /// Countdown of the stores that are left before a simulated kill.
 #[derive(Clone, Default)]
-pub(super) struct Life(Arc<Mutex<State>>);
+pub(super) struct KillCountdown(Arc<Mutex<State>>);
 
-impl Life {
+impl KillCountdown {
     fn state(&self) -> std::sync::MutexGuard<'_, State> {
         self.0.lock().expect("nobody panics while holding it")
     }
@@ -84,13 +84,13 @@ impl Life {
 }
 
 /// A region that outlives its users.
-pub(super) struct Mortal {
-    life: Life,
+pub(super) struct SurvivingRegion {
+    life: KillCountdown,
     memory: Arc<Mutex<MemRegion>>,
 }
 
-impl Mortal {
-    pub(super) fn new(life: &Life, memory: &Arc<Mutex<MemRegion>>) -> Self {
+impl SurvivingRegion {
+    pub(super) fn new(life: &KillCountdown, memory: &Arc<Mutex<MemRegion>>) -> Self {
         Self {
             life: life.clone(),
             memory: memory.clone(),
@@ -102,7 +102,7 @@ impl Mortal {
     }
 }
 
-impl Region for Mortal {
+impl Region for SurvivingRegion {
     fn size(&self) -> usize {
         self.memory().size()
     }
@@ -136,12 +136,12 @@ impl Region for Mortal {
 }
 
 pub(super) struct SplitJournal {
-    tracker: Split<Mortal>,
-    life: Life,
+    tracker: Split<SurvivingRegion>,
+    life: KillCountdown,
 }
 
 impl SplitJournal {
-    pub(super) fn new(tracker: Split<Mortal>, life: &Life) -> Self {
+    pub(super) fn new(tracker: Split<SurvivingRegion>, life: &KillCountdown) -> Self {
         let life = life.clone();
         Self { tracker, life }
     }
@@ -169,12 +169,12 @@ impl Journal for SplitJournal {
 }
 
 pub(super) struct PackedJournal {
-    tracker: Packed<Mortal>,
-    life: Life,
+    tracker: Packed<SurvivingRegion>,
+    life: KillCountdown,
 }
 
 impl PackedJournal {
-    pub(super) fn new(tracker: Packed<Mortal>, life: &Life) -> Self {
+    pub(super) fn new(tracker: Packed<SurvivingRegion>, life: &KillCountdown) -> Self {
         let life = life.clone();
         Self { tracker, life }
     }

@@ -11,17 +11,17 @@ use std::collections::VecDeque;
 
 use guest_mem::{Access, Dma, Stop, Ticket};
 
-use super::ahead::Ahead;
 use super::any::Ring;
 use super::chain::Chain;
-use super::rest::RingStop;
+use super::lookahead::Lookahead;
+use super::parked::RingStop;
 use crate::poll_budget::{PollBudget, cost};
 
 /// Bytes of chains that wait at a time: two of the longest block requests.
 const MOST_BYTES: u64 = 8 << 20;
 
 /// One chain that was looked at.
-struct Known {
+struct PrefetchedChain {
     /// Descriptors in the ring.
     descs: u16,
     bytes: u64,
@@ -32,13 +32,13 @@ struct Known {
 }
 
 /// The chains from the next one on that were looked at while it waits.
-pub(crate) struct Following {
-    chains: VecDeque<Known>,
+pub(crate) struct ChainPrefetch {
+    chains: VecDeque<PrefetchedChain>,
     most: usize,
     must_look: bool,
 }
 
-impl Following {
+impl ChainPrefetch {
     /// Looks at so many chains at most.
     pub(crate) fn new(most: usize) -> Self {
         Self {
@@ -95,7 +95,7 @@ impl Following {
         visit: &mut PollBudget,
         mut ask: impl FnMut(&mut D, &Chain) -> Access<()>,
     ) {
-        let mut ahead = Ahead::default();
+        let mut ahead = Lookahead::default();
         let mut bytes = 0;
         for at in 0..self.most {
             if let Some(known) = self.chains.get(at)
@@ -127,7 +127,7 @@ impl Following {
                 // A fault is its request's affair.
                 Some(Stop::Fault(_)) | None => None,
             };
-            let known = Known {
+            let known = PrefetchedChain {
                 descs: chain.descs(),
                 bytes: chain.bytes(),
                 waits,

@@ -17,7 +17,7 @@ use crate::ring::Violation;
 
 /// State of a device between [`begin`](Self::begin) and [`end`](Self::end).
 #[derive(Default)]
-pub(super) struct Life {
+pub(super) struct ActivationState {
     /// Features the driver accepted; 0 while there is none.
     features: u64,
     service: Service,
@@ -29,7 +29,7 @@ pub(super) struct Life {
     must_notify: bool,
 }
 
-impl Life {
+impl ActivationState {
     /// The driver has accepted `features`. `is_changed`: it is to be notified of the configuration
     /// at once.
     pub(super) fn begin(&mut self, features: u64, is_changed: bool) {

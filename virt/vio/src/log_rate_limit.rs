@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 ///
 /// Used by the thread that owns the device; atomics only because that moves between threads.
 #[derive(Debug, Default)]
-pub struct LineBudget {
+pub struct LogRateLimit {
     /// Time at which the budget would be whole again, in nanoseconds (a leaky bucket: see
     /// [`throttle`](crate::throttle)).
     whole_at: AtomicU64,
@@ -15,7 +15,7 @@ pub struct LineBudget {
     unsaid: AtomicU64,
 }
 
-impl LineBudget {
+impl LogRateLimit {
     /// Lines at once, after a quiet time.
     pub const BURST: u64 = 20;
     /// Between two lines beyond those, in nanoseconds.
@@ -53,12 +53,12 @@ impl LineBudget {
 mod tests {
     use super::*;
 
-    const BURST: u64 = LineBudget::BURST;
-    const EVERY_NS: u64 = LineBudget::EVERY_NS;
+    const BURST: u64 = LogRateLimit::BURST;
+    const EVERY_NS: u64 = LogRateLimit::EVERY_NS;
 
     #[test]
     fn a_flood_of_lines_is_cut_to_a_trickle_and_counted() {
-        let budget = LineBudget::default();
+        let budget = LogRateLimit::default();
         let start = 1 << 50;
         let said = |from: u64, until: u64| {
             let times = (from..until).step_by(1_000_000);

@@ -79,14 +79,14 @@ impl RingStats {
 
 /// Parking state of a queue, and its counters.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Rest {
+pub(super) struct ParkState {
     pub(super) parked: Option<Parked>,
     /// Of a queue parked by a fault: time of its next try, in nanoseconds, once a visit has set it.
     retry_at_ns: Option<u64>,
     pub(super) stats: RingStats,
 }
 
-impl Rest {
+impl ParkState {
     /// Whether the queue is parked because a ring address faulted or the protocol was broken.
     pub(super) fn is_faulted(&self) -> bool {
         matches!(self.parked, Some(Parked::Fault | Parked::Violation))
