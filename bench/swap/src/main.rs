@@ -41,8 +41,8 @@ use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use guest_mem::{Gpa, PAGE_SIZE, PhysMem, SlotMapping};
 use report::{Host, Measured, Object, host, median};
-use swap::book::{BATCH as BOOK_BATCH, Book};
 use swap::ram::SwappedRam;
+use swap::residency::{BATCH as SWAP_BATCH, Residency};
 use uffd::{Features, GuestMapping, Protection, Source, Stores, Uffd};
 
 use bare::Bare;
@@ -51,7 +51,7 @@ use memory::{load, memory, scan, wait_until_empty};
 use paged::Paged;
 
 /// Pages of a batch.
-const BATCH: usize = BOOK_BATCH;
+const BATCH: usize = SWAP_BATCH;
 
 /// Largest value that a figure may have.
 const BARS: [(&str, f64); 4] = [
@@ -262,7 +262,7 @@ impl Scan {
 /// power of two costs most.
 fn metadata() -> Result<(f64, f64)> {
     let pages = (1 << 18) + 4;
-    let book = Book::new(pages, 0, pages as usize);
+    let book = Residency::new(pages, 0, pages as usize);
     let ram = SwappedRam::new(memory(pages as usize)?.0);
     let of_pages = (book.page_bytes() + ram.page_bytes()) as f64;
     let of_slots = book.slot_bytes() as f64;

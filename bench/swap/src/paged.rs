@@ -10,10 +10,10 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 use guest_mem::{Gpa, GuestRam, Intent, PAGE_SIZE, Pages, PhysMem, SlotMapping, Stop, Ticket};
 use sidecore::{IdlePolicy, Sidecore, SidecoreBuilder};
-use swap::book::Trouble;
 use swap::disk::MappedDisk;
 use swap::pager::{self, Machine, Message, Pager, Report};
 use swap::ram::SwappedRam;
+use swap::residency::PauseReason;
 use uffd::Source;
 use vio::blk::{BlockIo, Op, Piece};
 
@@ -53,7 +53,7 @@ impl Machine for Door {
 
     fn stop_vcpus(&self) {}
 
-    fn pause(&self, trouble: Trouble, _: &Report) {
+    fn pause(&self, trouble: PauseReason, _: &Report) {
         self.tell(Told::Failed(format!("{trouble:?}")));
     }
 

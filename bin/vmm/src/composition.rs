@@ -12,7 +12,7 @@ use anyhow::Result;
 use exit_ledger::report;
 use guest_mem::GuestRam;
 use sidecore::{FleetBuilder, SidecoreBuilder};
-use swap::book::{AvoidAll, IoPolicy};
+use swap::residency::{AvoidAll, IoPolicy};
 use vio::blk::BlockIo;
 
 /// Reads what a program's own parts have found, at the end of a run. Its keys name the parts.

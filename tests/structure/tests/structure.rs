@@ -132,8 +132,13 @@ const KNOWN_CYCLES: [Listed; 11] = [
     ),
     ("machine", "owner", &["access", "poller"], METHODS),
     ("sidecore", "", &["migrate", "run", "serve"], METHODS),
-    ("swap", "book", &["discards", "page_out"], METHODS),
-    ("swap", "book", &["disks", "page_in", "read_ahead"], METHODS),
+    ("swap", "residency", &["discards", "page_out"], METHODS),
+    (
+        "swap",
+        "residency",
+        &["disks", "page_in", "read_ahead"],
+        METHODS,
+    ),
     ("vhost-export", "", &["events", "iotlb", "peer"], METHODS),
     (
         "vhost-user",

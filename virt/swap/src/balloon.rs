@@ -77,7 +77,7 @@ mod tests {
     use guest_mem::{GuestRam, HugePages};
 
     use super::*;
-    use crate::book;
+    use crate::residency;
 
     #[test]
     fn repeated_discard_returns_once_the_pager_has_answered() {
@@ -95,10 +95,10 @@ mod tests {
         assert_eq!(balloon.reported(&one), Err(Ticket(2)));
         // A queue that asks again may have waited for something else.
         assert_eq!(balloon.inflated(&one), Err(Ticket(1)));
-        ram.answer(book::Ticket(1));
+        ram.answer(residency::Ticket(1));
         assert_eq!(balloon.inflated(&one), Ok(()));
         assert_eq!(balloon.reported(&one), Err(Ticket(2)));
-        ram.answer(book::Ticket(2));
+        ram.answer(residency::Ticket(2));
         assert_eq!(balloon.reported(&one), Ok(()));
         // They may be discarded once more.
         assert_eq!(balloon.inflated(&one), Err(Ticket(3)));

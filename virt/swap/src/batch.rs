@@ -7,9 +7,9 @@
 
 use std::io;
 
-use crate::book::{Book, Command, Page, Protection};
 use crate::frames::{Buffer, Frames};
 use crate::ram::SwappedRam;
+use crate::residency::{Command, Page, Protection, Residency};
 
 /// Commands to carry out together.
 #[derive(Default)]
@@ -72,7 +72,12 @@ impl Batch {
     ///
     /// # Errors
     /// The kernel's; some may have been done.
-    pub fn finish(&mut self, frames: &Frames, book: &mut Book, ram: &SwappedRam) -> io::Result<()> {
+    pub fn finish(
+        &mut self,
+        frames: &Frames,
+        book: &mut Residency,
+        ram: &SwappedRam,
+    ) -> io::Result<()> {
         let Some(kind) = self.kind.take() else {
             return Ok(());
         };
@@ -132,7 +137,7 @@ mod tests {
             Err(error) => return eprintln!("skipped: {error}"),
         };
         let frames = Frames::new(file, guest);
-        let mut book = Book::new(512, 512, 0);
+        let mut book = Residency::new(512, 512, 0);
         let ram = SwappedRam::new(ram);
         let is_reached = |page| ram.host(ram.gpa_of(page), 1, Intent::Read).is_ok();
         let mut batch = Batch::default();

@@ -24,9 +24,9 @@ use rustix::io::Errno;
 use vio::blk::{self, BlockIo, Completion, Outcome, Piece, Transfer};
 use vio::pass_down;
 
-use crate::book::{Block, Op, Page, Span};
 use crate::link::{Gate, Kind, Reports};
 use crate::ram::SwappedRam;
+use crate::residency::{Block, Op, Page, Span};
 
 /// A request that has been reported to the pager.
 #[derive(Debug)]

@@ -11,7 +11,7 @@ use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
 use rustix::io::{Errno, pread, pwrite};
 use uffd::GuestMapping;
 
-use crate::book::{Page, Protection, Seen};
+use crate::residency::{Page, PageExamination, Protection};
 
 /// Bytes of a page, of a block and of a slot.
 pub const PAGE: usize = 4096;
@@ -214,7 +214,7 @@ impl Frames {
     }
 
     /// Examines `count` pages that no vCPU and no device reaches:
-    /// [`Command::Examine`](crate::book::Command::Examine).
+    /// [`Command::Examine`](crate::residency::Command::Examine).
     ///
     /// # Errors
     /// The kernel's; some results may have been passed on.
@@ -223,14 +223,14 @@ impl Frames {
         first: Page,
         count: u32,
         buffer: &mut Buffer,
-        mut tell: impl FnMut(Page, Seen),
+        mut tell: impl FnMut(Page, PageExamination),
     ) -> io::Result<()> {
         let (mut at, end) = (first.0, first.0 + count);
         while at < end {
             let (first, count) = (at, (end - at).min(MARKS));
             let clean = self.guest.protected(first.into(), count.into())?;
             self.read_each(Page(first), count, buffer, |page, content| {
-                let seen = Seen {
+                let seen = PageExamination {
                     is_clean: clean >> (page.0 - first) & 1 != 0,
                     is_zero: is_zero(content),
                     crc: crc(content),

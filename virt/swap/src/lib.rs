@@ -7,10 +7,10 @@
 //! *VSwapper: A Memory Swapper for Virtualized Environments* (ASPLOS 2014), whose Swap Mapper and
 //! False Reads Preventer these are, without its patches to the host's kernel.
 //!
-//! * [`book`]: the decisions about each page. No system call, no thread and no time.
+//! * [`residency`]: the decisions about each page. No system call, no thread and no time.
 //! * [`frames`]: guest memory, a page at a time: file, mapping, trace of stores.
 //! * [`overwrite`]: whether a vCPU is about to overwrite a whole page, and with what. As pure as
-//!   `book`.
+//!   `residency`.
 //! * [`store`]: the file or block device for pages that are neither in memory nor on a disk.
 //!
 //! * [`ram`]: the memory as the owner of a machine accesses it, each page present or absent.
@@ -20,8 +20,8 @@
 //!
 //! ```text
 //! processors ── faults ──────────────────────────▶ pager ── commands ─▶ frames: map, unmap, zero, punch
-//! owner ── SwappedRam: wanted, answered ── FIFO ─▶   │ ▲  └─ carrier ─▶ store, images (io_uring)
-//!   ├─ MappedDisk: began, ended ──────────┤         └─┴ book
+//! owner ── SwappedRam: wanted, answered ── FIFO ─▶   │ ▲  └─ page_io ─▶ store, images (io_uring)
+//!   ├─ MappedDisk: began, ended ──────────┤         └─┴ residency
 //!   └─ SwappedBalloon: offered ───────────┘
 //! pager ── evict, ticket done, go ─▶ owner
 //! ```
@@ -31,15 +31,15 @@
 
 pub mod balloon;
 mod batch;
-pub mod book;
-mod carrier;
 pub mod disk;
 pub mod frames;
 mod link;
 pub mod overwrite;
+mod page_io;
 pub mod pager;
 mod preventer;
 pub mod ram;
 pub mod report;
+pub mod residency;
 pub mod stopped;
 pub mod store;

@@ -9,15 +9,15 @@ use std::sync::{Mutex, PoisonError, mpsc};
 
 use sidecore::Reply;
 
-use crate::book::{Op, Page, Span, Ticket};
 use crate::report::Report;
+use crate::residency::{Op, Page, Span, Ticket};
 use crate::stopped::Stopped;
 
 /// Message of other threads to the pager.
 #[derive(Debug)]
 pub enum Message {
     /// Event of the owner's side and the disks.
-    Said(Spoken),
+    Said(OwnerMessage),
     /// Sets the number of pages that may be in memory.
     SetLimit(usize),
     /// Reports that the store has grown by so many slots.
@@ -40,12 +40,12 @@ pub enum Message {
 
 /// Opaque event, which only this crate can make.
 #[derive(Debug)]
-pub struct Spoken(pub(crate) Said);
+pub struct OwnerMessage(pub(crate) OwnerEvent);
 
 /// Event from the owner's side to the pager. Events arrive in the order in which they happened.
 #[derive(Debug)]
-pub(crate) enum Said {
-    /// The answer to [`Command::Ask`](crate::book::Command::Ask).
+pub(crate) enum OwnerEvent {
+    /// The answer to [`Command::Ask`](crate::residency::Command::Ask).
     Answered { gone: u32, written: u32 },
     /// An access waits for these pages; for each, whether the access will overwrite all of it.
     Wanted(Ticket, Vec<(Page, bool)>),
@@ -58,7 +58,7 @@ pub(crate) enum Said {
     Ended(Op, Kind, bool),
     /// Disks have seen this [`Reports::Draining`]: no request from now on makes a block back a
     /// page.
-    Drains(Asked),
+    Drains(ReportEpoch),
 }
 
 /// Direction of a disk's request.
@@ -82,9 +82,9 @@ pub(crate) enum Reports {
 /// Number of a change of the disks' mode, with the mode: distinguishes an answer from one to an
 /// earlier change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Asked(pub u64);
+pub(crate) struct ReportEpoch(pub u64);
 
-impl Asked {
+impl ReportEpoch {
     /// Returns the next change, to `reports`.
     pub fn next(self, reports: Reports) -> Self {
         Self((self.0 / 4 + 1) * 4 + reports as u64)

@@ -20,10 +20,10 @@ use std::time::Duration;
 use guest_mem::{Gpa, PhysMem};
 use sidecore::Nanos;
 
-use crate::book::{Book, Page, State};
 use crate::frames::Content;
 use crate::overwrite::{Memory, Registers, decide};
 use crate::ram::SwappedRam;
+use crate::residency::{Page, Residency, State};
 
 /// Unsuccessful attempts in a row after which pages near the one that was found last are treated as
 /// any other.
@@ -176,7 +176,7 @@ impl Preventer {
 /// Memory as it is now: absent pages are not touched. Only the pager evicts pages, and this is its
 /// thread.
 pub(crate) struct View<'a> {
-    pub book: &'a Book,
+    pub book: &'a Residency,
     pub ram: &'a SwappedRam,
 }
 

@@ -7,9 +7,9 @@
 //! no lock.
 //!
 //! The owner's side reports its events to the pager as messages, in the order in which they
-//! happened, which the book relies on ([`crate::book`]). A page that is released is absent from the
-//! next access on, and the message with its release follows every message about an access that
-//! found it present.
+//! happened, which the book relies on ([`crate::residency`]). A page that is released is absent
+//! from the next access on, and the message with its release follows every message about an access
+//! that found it present.
 //!
 //! Stores of devices do not show in the guest's page tables, so they are recorded here: a copy
 //! ([`PhysMem::write`]) as *written*, until the next request of a disk clears it; an address for
@@ -23,8 +23,8 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use guest_mem::{Access, Gpa, GuestRam, Hva, Intent, KeepAlive, PAGE_SIZE, Pages, PhysMem, Stop};
 use sidecore::Handle;
 
-use crate::book::{Op, Page, Span, Ticket};
-use crate::link::{Asked, Gate, Kind, Message, Reports, Said, Spoken};
+use crate::link::{Gate, Kind, Message, OwnerEvent, OwnerMessage, ReportEpoch, Reports};
+use crate::residency::{Op, Page, Span, Ticket};
 
 /// Devices may access the page. Set by the pager, cleared by the owner.
 const SHOWN: u8 = 1 << 0;
@@ -55,9 +55,9 @@ struct Shared {
     ops: AtomicU64,
     /// Number of requests of all disks that are under way and have not been reported. The owner's.
     unreported: AtomicU64,
-    /// An [`Asked`], set by the pager.
+    /// An [`ReportEpoch`], set by the pager.
     asked: AtomicU64,
-    /// The [`Asked`] that disks saw last. The owner's.
+    /// The [`ReportEpoch`] that disks saw last. The owner's.
     seen: AtomicU64,
     /// Gate of each disk, made on demand.
     gates: Mutex<Vec<Arc<Gate>>>,
@@ -116,9 +116,9 @@ impl SwappedRam {
     }
 
     /// Sends an event to the pager; it is dropped if the pager has ended.
-    fn say(&self, said: Said) {
+    fn say(&self, said: OwnerEvent) {
         if let Some(pager) = self.0.pager.get() {
-            let _ = pager.send(Message::Said(Spoken(said)));
+            let _ = pager.send(Message::Said(OwnerMessage(said)));
         }
     }
 
@@ -142,7 +142,7 @@ impl SwappedRam {
     }
 
     /// Sets the mode of disks from now on.
-    pub(crate) fn ask_disks(&self, asked: Asked) {
+    pub(crate) fn ask_disks(&self, asked: ReportEpoch) {
         // Relaxed: a request that a disk makes meanwhile is right under the old mode as well
         // (`Reports::Draining` is for that).
         self.0.asked.store(asked.0, Ordering::Relaxed);
@@ -150,11 +150,11 @@ impl SwappedRam {
 
     /// Returns the mode in which a disk makes its next request. Owner's thread.
     pub(crate) fn reports(&self) -> Reports {
-        let asked = Asked(self.0.asked.load(Ordering::Relaxed));
+        let asked = ReportEpoch(self.0.asked.load(Ordering::Relaxed));
         if self.0.seen.load(Ordering::Relaxed) != asked.0 {
             self.0.seen.store(asked.0, Ordering::Relaxed);
             if asked.reports() == Reports::Draining {
-                self.say(Said::Drains(asked));
+                self.say(OwnerEvent::Drains(asked));
             }
         }
         asked.reports()
@@ -197,13 +197,13 @@ impl SwappedRam {
             // stored to later as well, so LENT stays.
             self.flags(*page).fetch_and(!WRITTEN, Ordering::Relaxed);
         }
-        self.say(Said::Began(op, kind, span));
+        self.say(OwnerEvent::Began(op, kind, span));
     }
 
     /// Reports that a request of a disk has ended, which the guest does not know yet. Owner's
     /// thread.
     pub(crate) fn ended(&self, op: Op, kind: Kind, is_good: bool) {
-        self.say(Said::Ended(op, kind, is_good));
+        self.say(OwnerEvent::Ended(op, kind, is_good));
     }
 
     /// Reports that the guest has discarded these pages. Returns a ticket that is done when their
@@ -212,7 +212,7 @@ impl SwappedRam {
     pub(crate) fn offer(&self, pages: impl Iterator<Item = Gpa>) -> guest_mem::Ticket {
         let pages = pages.filter_map(|gpa| self.page_at(gpa)).collect();
         let ticket = self.next_ticket();
-        self.say(Said::Offered(ticket, pages));
+        self.say(OwnerEvent::Offered(ticket, pages));
         guest_mem::Ticket(ticket.0)
     }
 
@@ -334,7 +334,7 @@ impl SwappedRam {
             return Ok(());
         }
         let ticket = self.next_ticket();
-        self.say(Said::Wanted(ticket, absent));
+        self.say(OwnerEvent::Wanted(ticket, absent));
         Err(Stop::Pending(guest_mem::Ticket(ticket.0)))
     }
 
@@ -413,7 +413,7 @@ impl PhysMem for SwappedRam {
                 written |= bit;
             }
         }
-        self.say(Said::Answered { gone, written });
+        self.say(OwnerEvent::Answered { gone, written });
         gone
     }
 

@@ -1,6 +1,6 @@
 //! State and counters of a pager: numbers of pages, unless another unit is given.
 
-use crate::book::{Counts, Trouble};
+use crate::residency::{Counts, PauseReason};
 
 /// State of a pager.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -27,29 +27,29 @@ pub struct Report {
     pub undecided: u64,
     /// Absent pages that were read although a vCPU was seen to be about to overwrite them: there
     /// was no room for them when that was found out, or the policy
-    /// [reads them](crate::book::IoPolicy::reads_overwritten). Not counted: faults for which no
-    /// vCPU was stopped, overwriting in many instructions, pages that were read ahead.
+    /// [reads them](crate::residency::IoPolicy::reads_overwritten). Not counted: faults for which
+    /// no vCPU was stopped, overwriting in many instructions, pages that were read ahead.
     pub false_reads: u64,
     /// Tickets of devices.
     pub tickets: u64,
     /// Times the guest was paused.
     pub pauses: u64,
     /// Reason of the last pause.
-    pub last_pause: Option<Trouble>,
+    pub last_pause: Option<PauseReason>,
     /// It is paused now.
     pub is_paused: bool,
 }
 
 /// Number of requests, and of their pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Carried {
+pub struct IoCounts {
     /// Requests.
     pub requests: u64,
     /// Pages of 4 KiB.
     pub pages: u64,
 }
 
-impl Carried {
+impl IoCounts {
     pub(crate) fn add(&mut self, pages: usize) {
         self.requests += 1;
         self.pages += pages as u64;
@@ -60,11 +60,11 @@ impl Carried {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
     /// Read from the store.
-    pub store_reads: Carried,
+    pub store_reads: IoCounts,
     /// Written to it.
-    pub store_writes: Carried,
+    pub store_writes: IoCounts,
     /// Trims of the store's freed slots.
-    pub store_trims: Carried,
+    pub store_trims: IoCounts,
     /// Read from images of disks.
-    pub image_reads: Carried,
+    pub image_reads: IoCounts,
 }

@@ -1,10 +1,11 @@
 //! The swap store: a file or a block device that holds pages, a slot each.
 //!
 //! Its content is of use only to the process that wrote it, and only during its lifetime: the
-//! [`book`](crate::book), which maps pages to slots, is in memory. So a file is created anew,
-//! readable by its owner only, with all its blocks allocated (no write meets a full file system,
-//! unless blocks have been trimmed). It has no name from then on: it is deleted with the process,
-//! however that ends. It can grow while it is used ([`Growth`]), and never becomes smaller.
+//! [`residency`](crate::residency), which maps pages to slots, is in memory. So a file is created
+//! anew, readable by its owner only, with all its blocks allocated (no write meets a full file
+//! system, unless blocks have been trimmed). It has no name from then on: it is deleted with the
+//! process, however that ends. It can grow while it is used ([`Growth`]), and never becomes
+//! smaller.
 
 use std::fs::{File, OpenOptions};
 use std::io;

@@ -20,9 +20,9 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::io::Errno;
 use seeded::Random;
 use support::{Files, Machine, Shape};
-use swap::book::{self, Block, Place, Trouble};
 use swap::frames::PAGE;
 use swap::pager::{Message, Report};
+use swap::residency::{self, Backing, Block, PauseReason};
 use vio::blk::Op;
 use vio_faults::{FaultyStore, StoreFault};
 
@@ -154,7 +154,7 @@ impl Guest {
 
 /// Runs a guest with this fault: it is paused once, for this reason, and has lost nothing. Returns
 /// the time that it took to be resumed after a new limit; `None` where the test cannot run.
-fn pause(fails: Fails, is_right: impl Fn(Trouble) -> bool) -> Option<Duration> {
+fn pause(fails: Fails, is_right: impl Fn(PauseReason) -> bool) -> Option<Duration> {
     let guest = Arc::new(Guest::new(fails)?);
     let (done, all_is_there) = channel();
     // Not scoped: a thread that waits for a page for ever must not keep the test from reporting
@@ -186,7 +186,7 @@ fn pause(fails: Fails, is_right: impl Fn(Trouble) -> bool) -> Option<Duration> {
 
 /// Runs guests with faults at several requests. A new limit is one of two causes of a retry; the
 /// other comes after a second, so the quickest shows which it was.
-fn pauses(faults: impl IntoIterator<Item = Fails>, is_right: impl Fn(Trouble) -> bool) {
+fn pauses(faults: impl IntoIterator<Item = Fails>, is_right: impl Fn(PauseReason) -> bool) {
     let took = faults.into_iter().map(|fails| pause(fails, &is_right));
     let took: Option<Vec<Duration>> = took.collect();
     if let Some(took) = took {
@@ -199,21 +199,21 @@ fn nth(n: u64) -> NonZeroU64 {
     NonZeroU64::new(n).expect("counted from 1")
 }
 
-const EIO: book::Errno = book::Errno(Errno::IO.raw_os_error());
-const ENOSPC: book::Errno = book::Errno(Errno::NOSPC.raw_os_error());
+const EIO: residency::Errno = residency::Errno(Errno::IO.raw_os_error());
+const ENOSPC: residency::Errno = residency::Errno(Errno::NOSPC.raw_os_error());
 
 #[test]
 fn a_request_that_fails_pauses_the_guest_until_it_has_been_done() {
     let early = [1, 3].map(|n| Fails::Store(StoreFault::Eio(nth(n))));
     pauses(early, |trouble| {
-        matches!(trouble, Trouble::CannotSave(_, EIO))
+        matches!(trouble, PauseReason::CannotSave(_, EIO))
     });
     // Reads or writes.
     let late = [20, 60, 120].map(|n| Fails::Store(StoreFault::Eio(nth(n))));
     pauses(late, |trouble| {
         matches!(
             trouble,
-            Trouble::CannotSave(_, EIO) | Trouble::CannotFetch(Place::Slot(_), EIO)
+            PauseReason::CannotSave(_, EIO) | PauseReason::CannotFetch(Backing::Slot(_), EIO)
         )
     });
 }
@@ -222,7 +222,7 @@ fn a_request_that_fails_pauses_the_guest_until_it_has_been_done() {
 fn a_store_without_room_behind_it_pauses_the_guest_until_there_is() {
     let faults = [1, 3, 6].map(|n| Fails::Store(StoreFault::Enospc(nth(n))));
     pauses(faults, |trouble| {
-        matches!(trouble, Trouble::CannotSave(_, ENOSPC))
+        matches!(trouble, PauseReason::CannotSave(_, ENOSPC))
     });
 }
 
@@ -230,7 +230,7 @@ fn a_store_without_room_behind_it_pauses_the_guest_until_there_is() {
 fn a_slot_that_comes_back_wrong_is_not_shown_and_is_read_again() {
     let faults = [1, 2, 25].map(|n| Fails::Store(StoreFault::Corrupt(nth(n))));
     pauses(faults, |trouble| {
-        matches!(trouble, Trouble::Changed(Place::Slot(_)))
+        matches!(trouble, PauseReason::Changed(Backing::Slot(_)))
     });
 }
 
@@ -238,11 +238,11 @@ fn a_slot_that_comes_back_wrong_is_not_shown_and_is_read_again() {
 fn an_image_that_cannot_be_read_pauses_the_guest_until_it_can() {
     let faults = [1, 4].map(|n| Fails::Image(StoreFault::Eio(nth(n))));
     pauses(faults, |trouble| {
-        matches!(trouble, Trouble::CannotFetch(Place::Block(_), EIO))
+        matches!(trouble, PauseReason::CannotFetch(Backing::Block(_), EIO))
     });
     let faults = [1, 4].map(|n| Fails::Image(StoreFault::Corrupt(nth(n))));
     pauses(faults, |trouble| {
-        matches!(trouble, Trouble::Changed(Place::Block(_)))
+        matches!(trouble, PauseReason::Changed(Backing::Block(_)))
     });
 }
 
@@ -275,7 +275,7 @@ fn change_behind_its_back(guest: &Arc<Guest>, act: impl FnOnce(&Guest) + Send + 
         }
     });
     let number = CHANGED as u32;
-    let named = Trouble::Changed(Place::Block(Block { disk: 0, number }));
+    let named = PauseReason::Changed(Backing::Block(Block { disk: 0, number }));
     assert_eq!(guest.machine.wait_for_trouble(), Some(named));
     // After a new limit failed operations are retried, unless they are under way.
     let retry_until = |holds: &dyn Fn(Report) -> bool| {

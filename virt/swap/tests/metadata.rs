@@ -5,8 +5,8 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 use guest_mem::{Gpa, GuestRam, HugePages, PAGE_SIZE};
-use swap::book::{Ahead, Book, Command, Ended, Page, Seen, Slot};
 use swap::ram::SwappedRam;
+use swap::residency::{Command, CommandOutcome, Page, PageExamination, ReadAhead, Residency, Slot};
 
 /// Limit of the bytes kept for a page.
 const BOUND: usize = 24;
@@ -46,7 +46,7 @@ fn held_by<T>(make: impl FnOnce() -> T) -> (T, usize) {
 }
 
 /// Carries out commands successfully, until there are none left except saves, which are collected.
-fn carry_out(book: &mut Book, saves: &mut Vec<(Page, Slot)>) {
+fn carry_out(book: &mut Residency, saves: &mut Vec<(Page, Slot)>) {
     loop {
         let commands = book.take_commands();
         if commands.is_empty() {
@@ -56,7 +56,7 @@ fn carry_out(book: &mut Book, saves: &mut Vec<(Page, Slot)>) {
             match command {
                 Command::Ask(_) => book.answered(u32::MAX, 0),
                 Command::Examine(page) => {
-                    let seen = Seen {
+                    let seen = PageExamination {
                         is_clean: false,
                         is_zero: false,
                         crc: page.0,
@@ -64,7 +64,7 @@ fn carry_out(book: &mut Book, saves: &mut Vec<(Page, Slot)>) {
                     book.examined(page, seen);
                 }
                 Command::Save(page, slot) => saves.push((page, slot)),
-                Command::Fetch(page, _) => book.ended(Ended::Fetched(page, Ok(page.0))),
+                Command::Fetch(page, _) => book.ended(CommandOutcome::Fetched(page, Ok(page.0))),
                 Command::Stop(trouble) => panic!("{trouble:?}"),
                 _ => {}
             }
@@ -74,7 +74,7 @@ fn carry_out(book: &mut Book, saves: &mut Vec<(Page, Slot)>) {
 }
 
 /// Makes as many pages leave as the book asks for; none is saved before all are asked for.
-fn shrink(book: &mut Book, limit: usize) {
+fn shrink(book: &mut Residency, limit: usize) {
     let mut saves = Vec::new();
     book.set_limit(limit);
     carry_out(book, &mut saves);
@@ -87,7 +87,7 @@ fn shrink(book: &mut Book, limit: usize) {
             return;
         }
         for (page, slot) in std::mem::take(&mut saves) {
-            book.ended(Ended::Saved(page, slot, Ok(())));
+            book.ended(CommandOutcome::Saved(page, slot, Ok(())));
         }
         book.balance();
         carry_out(book, &mut saves);
@@ -95,12 +95,12 @@ fn shrink(book: &mut Book, limit: usize) {
 }
 
 /// Brings all pages into memory, unmaps some and brings them back, evicts all and brings them back.
-fn everywhere(book: &mut Book, pages: u32) {
+fn everywhere(book: &mut Residency, pages: u32) {
     let all = pages as usize;
-    let fill = |book: &mut Book| {
+    let fill = |book: &mut Residency| {
         book.set_limit(2 * all);
         for page in 0..pages {
-            book.fault(Page(page), Ahead::InOrder);
+            book.fault(Page(page), ReadAhead::InOrder);
             carry_out(book, &mut Vec::new());
         }
         assert_eq!(book.present(), all);
@@ -121,7 +121,7 @@ fn no_more_is_kept_of_a_page_than_was_said() {
     // A power of two, and slightly more, for which tables of a power of two are largest.
     for pages in [1 << 14, (1 << 14) + 4] {
         let slots = pages as usize;
-        let (mut book, held) = held_by(|| Book::new(pages, 0, slots));
+        let (mut book, held) = held_by(|| Residency::new(pages, 0, slots));
         assert_eq!(held, book.page_bytes() + book.slot_bytes());
         assert_eq!(book.slot_bytes(), 4 * slots);
         let ((), grown) = held_by(|| everywhere(&mut book, pages));

@@ -19,9 +19,9 @@ use guest_mem::GuestRam;
 use rustix::fs::{MemfdFlags, SeekFrom, ftruncate, memfd_create, seek};
 use seeded::Random;
 use support::{Files, Machine, Shape};
-use swap::book::{Page, Trouble};
 use swap::frames::PAGE;
 use swap::pager::Message;
+use swap::residency::{Page, PauseReason};
 use swap::store::Growth;
 use vio::blk::Op;
 
@@ -279,7 +279,10 @@ fn a_full_store_pauses_the_guest_until_it_has_grown() {
                 guest.machine.store(number, 0, 1 + number as u64);
             }
         });
-        assert_eq!(guest.machine.wait_for_trouble(), Some(Trouble::StoreFull));
+        assert_eq!(
+            guest.machine.wait_for_trouble(),
+            Some(PauseReason::StoreFull)
+        );
         assert!(!filler.is_finished());
         let added = growth.grow(u64::from(PAGES) * PAGE as u64);
         let added = added.expect("the file system has room");

@@ -17,7 +17,7 @@ use anyhow::{Context, Result, bail};
 use guest_mem::{GuestRam, Iova, SourceId};
 use pv_iommu::IommuFunction;
 use sidecore::{FleetBuilder, SidecoreBuilder};
-use swap::book::{AvoidAll, IoPolicy};
+use swap::residency::{AvoidAll, IoPolicy};
 use vio::blk::{Blk, BlockIo};
 use vio_faults::{FaultyStore, LateOptions, LatencyDisk, PanicDisk, Rogue, RogueDisk};
 use virtio_pci::VirtioFunction;

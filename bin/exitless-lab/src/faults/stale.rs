@@ -1,7 +1,7 @@
 //! `--fault mapper:stale`: reads and writes that a host's kernel does and the swapper avoids, done
 //! to be counted.
 
-use swap::book::{FaultOrigin, IoPolicy};
+use swap::residency::{FaultOrigin, IoPolicy};
 
 /// VSwapper's stale reads and silent writes: a page that a device is about to overwrite is read
 /// first, and one that a disk's block equals is written to the store.

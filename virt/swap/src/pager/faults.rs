@@ -6,8 +6,8 @@ use std::io;
 use sidecore::Nanos;
 
 use super::Pager;
-use crate::book::{Ahead, Page, Place, State};
 use crate::preventer::{Found, Pending, Preventer, View};
+use crate::residency::{Backing, Page, ReadAhead, State};
 use crate::stopped::Stopped;
 
 /// Faults that are served before other sources are polled.
@@ -34,7 +34,7 @@ impl Pager {
     fn fault(&mut self, page: Page, is_store: bool) -> io::Result<()> {
         let (state, place) = self.book.look(page);
         if state == State::Absent
-            && place != Place::Nowhere
+            && place != Backing::Nowhere
             && is_store
             && let Some(preventer) = &mut self.preventer
             && preventer.begin(page, is_store, Nanos::now())
@@ -47,12 +47,12 @@ impl Pager {
     }
 
     /// Returns the read-ahead for a page that is read.
-    fn ahead(&self, is_store: bool) -> Ahead {
+    fn ahead(&self, is_store: bool) -> ReadAhead {
         let overwrites = self.preventer.as_ref().is_some_and(Preventer::finds);
         match is_store {
-            true if overwrites => Ahead::Never,
-            true => Ahead::InOrder,
-            false => Ahead::Always,
+            true if overwrites => ReadAhead::Never,
+            true => ReadAhead::InOrder,
+            false => ReadAhead::Always,
         }
     }
 

@@ -7,8 +7,8 @@ use std::time::Duration;
 use sidecore::Nanos;
 
 use super::after;
-use crate::book::{Page, Ticket};
 use crate::ram::SwappedRam;
+use crate::residency::{Page, Ticket};
 
 /// Time for which a page that has come for a ticket stays although no access is retried: its device
 /// may have been reset.

@@ -9,8 +9,8 @@ use uffd::Source;
 use vio::blk::BlockIo;
 
 use super::Report;
-use crate::book::Trouble;
 use crate::ram::SwappedRam;
+use crate::residency::PauseReason;
 
 /// Operations that the pager needs of the machine. No call waits for the owner or for a processor.
 pub trait Machine: Send {
@@ -30,7 +30,7 @@ pub trait Machine: Send {
 
     /// Pauses the guest, which cannot continue, before it is affected. The reason and the pager's
     /// state are for its user.
-    fn pause(&self, trouble: Trouble, report: &Report);
+    fn pause(&self, trouble: PauseReason, report: &Report);
 
     /// Resumes the guest; `report` is the pager's state.
     fn resume(&self, report: &Report);

@@ -1,4 +1,4 @@
-//! The pager: the poller that carries the [`Book`]'s commands out.
+//! The pager: the poller that carries the [`Residency`]'s commands out.
 //!
 //! It receives the events of all sides: faults of processors from userfaultfd, requests of devices
 //! and disks as messages of the owner, ends of its own reads and writes from the rings. Each is
@@ -28,16 +28,17 @@ use sidecore::{Activity, AlwaysPoll, ArmError, Handle, Nanos, PollContext, Polle
 use uffd::{GuestMapping, Stores};
 
 use crate::batch::Batch;
-use crate::book::{
-    BATCH, Book, Command, Ended, Errno, IoPolicy, Page, Protection, Ticket, Trouble,
-};
-use crate::carrier::{Carrier, PageOp};
 use crate::frames::{Buffer, Content, Frames, crc};
 pub use crate::link::Message;
-use crate::link::{Gate, Kind, Said, Spoken};
+use crate::link::{Gate, Kind, OwnerEvent, OwnerMessage};
+use crate::page_io::{PageIo, PageOp};
 use crate::preventer::{Found, Preventer};
 use crate::ram::SwappedRam;
 pub use crate::report::Report;
+use crate::residency::{
+    BATCH, Command, CommandOutcome, Errno, IoPolicy, Page, PauseReason, Protection, Residency,
+    Ticket,
+};
 use holds::Holds;
 pub use machine::{Machine, Parts};
 use watermark::Watermark;
@@ -54,7 +55,7 @@ const TRIM_PACE: Duration = Duration::from_millis(20);
 
 /// The pager. See the module's head.
 pub struct Pager {
-    book: Book,
+    book: Residency,
     /// `None` once the machine has ended and its guest's faults are not served any more, or the
     /// pager has failed.
     frames: Option<Frames>,
@@ -63,7 +64,7 @@ pub struct Pager {
     failed: Option<Frames>,
     ram: SwappedRam,
     gates: Vec<Arc<Gate>>,
-    carrier: Carrier,
+    carrier: PageIo,
     machine: Box<dyn Machine>,
     holds: Holds,
     batch: Batch,
@@ -106,11 +107,11 @@ impl Pager {
         let gates = (0..images.len()).map(|disk| ram.gate(disk as u8)).collect();
         let pages = u32::try_from(ram.pages()).map_err(|_| io::ErrorKind::InvalidInput)?;
         let mut pager = Self {
-            book: Book::new(pages, limit, slot_count),
+            book: Residency::new(pages, limit, slot_count),
             frames: Some(Frames::new(file.try_clone_to_owned()?, guest)),
             failed: None,
             gates,
-            carrier: Carrier::new(store, images, &keep),
+            carrier: PageIo::new(store, images, &keep),
             machine,
             holds: Holds::default(),
             batch: Batch::default(),
@@ -272,7 +273,7 @@ impl Pager {
         self.machine.ticket_done(guest_mem::Ticket(ticket.0));
     }
 
-    fn stop(&mut self, trouble: Trouble) {
+    fn stop(&mut self, trouble: PauseReason) {
         self.retry_at = Some(after(Nanos::now(), RETRY));
         if !self.report.is_paused {
             self.report.is_paused = true;
@@ -305,33 +306,33 @@ impl Pager {
         }
     }
 
-    fn said(&mut self, said: Said) {
+    fn said(&mut self, said: OwnerEvent) {
         match said {
-            Said::Answered { gone, written } => {
+            OwnerEvent::Answered { gone, written } => {
                 self.ask_at = match gone {
                     0 => after(Nanos::now(), PACE),
                     _ => Nanos(0),
                 };
                 self.book.answered(gone, written);
             }
-            Said::Wanted(ticket, pages) => {
+            OwnerEvent::Wanted(ticket, pages) => {
                 self.report.tickets += 1;
                 let held = pages.iter().map(|(page, _)| *page).collect();
                 self.holds.begin(ticket, held, &self.ram);
                 self.book.wanted(ticket, &pages);
             }
-            Said::Offered(ticket, pages) => {
+            OwnerEvent::Offered(ticket, pages) => {
                 self.book.discard(ticket, &pages);
                 if self.frames.is_none() {
                     // The owner will not be asked for them.
                     self.answer_offers();
                 }
             }
-            Said::Began(op, Kind::Read, span) => self.book.begin_read(op, &span),
-            Said::Began(op, Kind::Write, span) => self.book.begin_write(op, &span),
-            Said::Ended(op, Kind::Read, is_good) => self.book.end_read(op, is_good),
-            Said::Ended(op, Kind::Write, is_good) => self.book.end_write(op, is_good),
-            Said::Drains(asked) => self.watermark.seen(asked),
+            OwnerEvent::Began(op, Kind::Read, span) => self.book.begin_read(op, &span),
+            OwnerEvent::Began(op, Kind::Write, span) => self.book.begin_write(op, &span),
+            OwnerEvent::Ended(op, Kind::Read, is_good) => self.book.end_read(op, is_good),
+            OwnerEvent::Ended(op, Kind::Write, is_good) => self.book.end_write(op, is_good),
+            OwnerEvent::Drains(asked) => self.watermark.seen(asked),
         }
     }
 
@@ -352,18 +353,19 @@ impl Pager {
                         alike.len() as u32,
                         &mut self.buffer,
                         |page, content| {
-                            book.ended(Ended::Fetched(page, Ok(crc(content))));
+                            book.ended(CommandOutcome::Fetched(page, Ok(crc(content))));
                         },
                     )?;
                 }
                 (PageOp::Fetch(page, _), Err(errno)) => {
-                    self.book.ended(Ended::Fetched(page, Err(errno)));
+                    self.book.ended(CommandOutcome::Fetched(page, Err(errno)));
                 }
                 (PageOp::Save(page, slot), outcome) => {
-                    self.book.ended(Ended::Saved(page, slot, outcome));
+                    self.book.ended(CommandOutcome::Saved(page, slot, outcome));
                 }
                 (PageOp::Trim(first, count), outcome) => {
-                    self.book.ended(Ended::Trimmed(first, count, outcome));
+                    self.book
+                        .ended(CommandOutcome::Trimmed(first, count, outcome));
                 }
             }
         }
@@ -433,7 +435,7 @@ impl Pager {
 
     fn told(&mut self, message: Message) -> io::Result<()> {
         match message {
-            Message::Said(Spoken(said)) => self.said(said),
+            Message::Said(OwnerMessage(said)) => self.said(said),
             Message::SetLimit(limit) => {
                 self.book.set_limit(limit);
                 self.retry_if_paused();

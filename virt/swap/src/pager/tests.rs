@@ -9,17 +9,17 @@ use vio::blk::MemDisk;
 use super::*;
 
 /// Machine that checks, when the pager reports its failure, whether a descriptor is still open.
-struct Door {
+struct DescriptorProbe {
     descriptor: Arc<Mutex<PathBuf>>,
     heard: mpsc::Sender<io::Result<PathBuf>>,
 }
 
-impl Machine for Door {
+impl Machine for DescriptorProbe {
     fn evict(&self, _: Pages) {}
     fn ticket_done(&self, _: guest_mem::Ticket) {}
     fn wake(&self) {}
     fn stop_vcpus(&self) {}
-    fn pause(&self, _: Trouble, _: &Report) {}
+    fn pause(&self, _: PauseReason, _: &Report) {}
     fn resume(&self, _: &Report) {}
 
     fn fail(&self, _: &io::Error) {
@@ -49,7 +49,7 @@ fn a_pager_that_fails_keeps_its_descriptor_until_the_machine_has_ended() {
         preventer: None,
         images: Vec::new(),
     };
-    let door = Door {
+    let door = DescriptorProbe {
         descriptor: Arc::clone(&descriptor),
         heard,
     };

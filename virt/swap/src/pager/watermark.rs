@@ -6,16 +6,16 @@ use std::time::Duration;
 use sidecore::Nanos;
 
 use super::after;
-use crate::book::Book;
-use crate::link::{Asked, Reports};
+use crate::link::{ReportEpoch, Reports};
 use crate::ram::SwappedRam;
+use crate::residency::Residency;
 
 /// Time between two checks whether disks need not report any more.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// Last change of the disks' mode, and its progress.
 pub(super) struct Watermark {
-    asked: Asked,
+    asked: ReportEpoch,
     /// Disks have seen that no block is to back a page any more.
     is_seen: bool,
     look_at: Nanos,
@@ -24,7 +24,7 @@ pub(super) struct Watermark {
 impl Default for Watermark {
     fn default() -> Self {
         Self {
-            asked: Asked::default(),
+            asked: ReportEpoch::default(),
             is_seen: false,
             look_at: Nanos(0),
         }
@@ -34,14 +34,14 @@ impl Default for Watermark {
 impl Watermark {
     /// Begins the reports if memory is short: at the beginning of each turn, before any other
     /// effect of it, so that the pages present determine whether the next request is reported.
-    pub fn rise(&mut self, book: &mut Book, ram: &SwappedRam) {
+    pub fn rise(&mut self, book: &mut Residency, ram: &SwappedRam) {
         if self.asked.reports() == Reports::Off && is_short(book, ram) {
             self.choose(book, ram);
         }
     }
 
     /// Updates the mode if a check is due.
-    pub fn look(&mut self, now: Nanos, book: &mut Book, ram: &SwappedRam) {
+    pub fn look(&mut self, now: Nanos, book: &mut Residency, ram: &SwappedRam) {
         if now >= self.look_at {
             self.look_at = after(now, LOOK);
             self.choose(book, ram);
@@ -54,11 +54,11 @@ impl Watermark {
     }
 
     /// Records that disks have seen this change.
-    pub fn seen(&mut self, asked: Asked) {
+    pub fn seen(&mut self, asked: ReportEpoch) {
         self.is_seen |= asked == self.asked;
     }
 
-    fn choose(&mut self, book: &mut Book, ram: &SwappedRam) {
+    fn choose(&mut self, book: &mut Residency, ram: &SwappedRam) {
         let old = self.asked.reports();
         let reports = match old {
             _ if is_short(book, ram) => Reports::On,
@@ -83,7 +83,7 @@ impl Watermark {
 }
 
 /// Returns whether pages may have to leave soon.
-fn is_short(book: &Book, ram: &SwappedRam) -> bool {
+fn is_short(book: &Residency, ram: &SwappedRam) -> bool {
     let limit = book.limit();
     limit < ram.pages() && book.present() > limit / 4 * 3
 }

@@ -22,11 +22,11 @@ use sidecore::{
     SidecoreBuilder, Wakes,
 };
 use swap::balloon::SwappedBalloon;
-use swap::book::{FaultOrigin, IoPolicy, Page, Trouble};
 use swap::disk::MappedDisk;
 use swap::overwrite::Registers;
 use swap::pager::{self, Message, Pager, Report};
 use swap::ram::SwappedRam;
+use swap::residency::{FaultOrigin, IoPolicy, Page, PauseReason};
 use swap::stopped::{Answer, Stopped};
 use swap::store::{Growth, Store};
 use uffd::Source;
@@ -285,22 +285,22 @@ pub enum Whereabouts {
 }
 
 /// The pager's view of the machine, and the receivers of its reports.
-struct Door {
+struct MachineHandle {
     owner: Handle<Request>,
-    troubles: Arc<Mutex<Sender<Option<Trouble>>>>,
+    troubles: Arc<Mutex<Sender<Option<PauseReason>>>>,
     vcpu: Option<Vcpu>,
     pager: Arc<OnceLock<Handle<Message>>>,
 }
 
-impl Door {
-    fn tell(&self, trouble: Option<Trouble>) {
+impl MachineHandle {
+    fn tell(&self, trouble: Option<PauseReason>) {
         let troubles = self.troubles.lock().unwrap_or_else(PoisonError::into_inner);
         // The test may not receive it.
         let _ = troubles.send(trouble);
     }
 }
 
-impl pager::Machine for Door {
+impl pager::Machine for MachineHandle {
     fn evict(&self, pages: Pages) {
         // An owner that has ended releases nothing.
         let _ = self.owner.send(Request::Evict(Box::new(pages)));
@@ -329,7 +329,7 @@ impl pager::Machine for Door {
         }
     }
 
-    fn pause(&self, trouble: Trouble, _: &Report) {
+    fn pause(&self, trouble: PauseReason, _: &Report) {
         self.tell(Some(trouble));
     }
 
@@ -349,7 +349,7 @@ pub struct Machine {
     pagemap: File,
     owner: Sidecore<Owner>,
     pager: Sidecore<Pager>,
-    troubles: Mutex<Receiver<Option<Trouble>>>,
+    troubles: Mutex<Receiver<Option<PauseReason>>>,
 }
 
 impl Machine {
@@ -396,7 +396,7 @@ impl Machine {
         let is_looked_at = vcpu.is_some();
         let is_only_counted = vcpu.as_ref().is_some_and(|vcpu| vcpu.is_only_counted);
         let own_handle = Arc::new(OnceLock::new());
-        let door = Door {
+        let door = MachineHandle {
             owner: owner.handle(0),
             troubles: Arc::new(Mutex::new(tell)),
             vcpu,
@@ -448,7 +448,7 @@ impl Machine {
     }
 
     /// Waits until the guest is paused, and returns the reason; or until it is resumed: `None`.
-    pub fn wait_for_trouble(&self) -> Option<Trouble> {
+    pub fn wait_for_trouble(&self) -> Option<PauseReason> {
         let troubles = self.troubles.lock().unwrap_or_else(PoisonError::into_inner);
         troubles.recv_timeout(PATIENCE).expect("it is told")
     }

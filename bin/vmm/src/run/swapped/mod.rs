@@ -17,10 +17,10 @@ use kvm::control::{Control, End};
 use machine::Request as Question;
 use sidecore::{Handle, Monitor, Reply, Sidecore, SidecoreBuilder, StallCause, StallReport};
 use swap::balloon::SwappedBalloon;
-use swap::book::Trouble;
 use swap::disk::MappedDisk;
 use swap::pager::{self, Message, Pager, Report};
 use swap::ram::SwappedRam;
+use swap::residency::PauseReason;
 use uffd::Source;
 use vio::balloon::BalloonIo;
 use vio::blk::{BlockIo, RawDisk, RawDiskOptions, Transfer};
@@ -293,7 +293,7 @@ impl<F: Functions> pager::Machine for Door<F> {
         }
     }
 
-    fn pause(&self, trouble: Trouble, report: &Report) {
+    fn pause(&self, trouble: PauseReason, report: &Report) {
         let why = self.names.say(trouble);
         say!("paused: {why}\n  swap: {}", self.status.stands(report));
         // A vCPU that waits for a fault does not run either.

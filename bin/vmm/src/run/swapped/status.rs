@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use guest_mem::PAGE_SIZE;
-use swap::book::{Errno, Place, Trouble};
 use swap::pager::Report;
+use swap::residency::{Backing, Errno, PauseReason};
 
 /// State of a pager, in part of a line on standard error. Printed when its user has changed
 /// something, and when the guest is paused and goes on.
@@ -109,34 +109,34 @@ pub struct Names {
 
 impl Names {
     /// Returns the reason of a pause, and what to do.
-    pub fn say(&self, trouble: Trouble) -> String {
+    pub fn say(&self, trouble: PauseReason) -> String {
         let error = |errno: Errno| io::Error::from_raw_os_error(errno.0);
         let store = self.store.display();
         match trouble {
-            Trouble::StoreFull => format!("the swap store {store} is full: {}", self.remedy()),
-            Trouble::CannotSave(slot, errno) => format!(
+            PauseReason::StoreFull => format!("the swap store {store} is full: {}", self.remedy()),
+            PauseReason::CannotSave(slot, errno) => format!(
                 "slot {} of the swap store {store} cannot be written: {}; {RETRIED}",
                 slot.0,
                 error(errno)
             ),
-            Trouble::CannotFetch(place, errno) => {
+            PauseReason::CannotFetch(place, errno) => {
                 let place = self.place(place);
                 format!("{place} cannot be read: {}; {RETRIED}", error(errno))
             }
-            Trouble::Changed(place) => format!(
+            PauseReason::Changed(place) => format!(
                 "{} does not hold what was there: somebody else has written to it, or its storage lies; {RETRIED}",
                 self.place(place)
             ),
         }
     }
 
-    fn place(&self, place: Place) -> String {
+    fn place(&self, place: Backing) -> String {
         match place {
-            Place::Nowhere => "a page of zeroes".into(),
-            Place::Slot(slot) => {
+            Backing::Nowhere => "a page of zeroes".into(),
+            Backing::Slot(slot) => {
                 format!("slot {} of the swap store {}", slot.0, self.store.display())
             }
-            Place::Block(block) => match self.disks.get(usize::from(block.disk)) {
+            Backing::Block(block) => match self.disks.get(usize::from(block.disk)) {
                 Some(disk) => format!("block {} of disk {}", block.number, disk.display()),
                 None => format!("block {} of disk {}", block.number, block.disk),
             },
@@ -167,7 +167,7 @@ const RETRIED: &str = "see to its storage: it is tried again each second";
 
 #[cfg(test)]
 mod tests {
-    use swap::book::{Block, Slot};
+    use swap::residency::{Block, Slot};
 
     use super::*;
 
@@ -183,19 +183,19 @@ mod tests {
         let block = Block { disk: 1, number: 7 };
         for (trouble, words) in [
             (
-                Trouble::StoreFull,
+                PauseReason::StoreFull,
                 ["store /var/swap0 is full", "limit into /run/limit0"],
             ),
             (
-                Trouble::CannotSave(slot, Errno(libc::ENOSPC)),
+                PauseReason::CannotSave(slot, Errno(libc::ENOSPC)),
                 ["slot 3 of the swap store /var/swap0", "No space left"],
             ),
             (
-                Trouble::CannotFetch(Place::Slot(slot), Errno(libc::EIO)),
+                PauseReason::CannotFetch(Backing::Slot(slot), Errno(libc::EIO)),
                 ["/var/swap0 cannot be read: Input/output", "tried again"],
             ),
             (
-                Trouble::Changed(Place::Block(block)),
+                PauseReason::Changed(Backing::Block(block)),
                 ["block 7 of disk b.raw does not hold", "tried again"],
             ),
         ] {
@@ -254,16 +254,16 @@ mod tests {
             size: size.map(PathBuf::from),
             disks: Vec::new(),
         };
-        let both = names(Some("/run/limit0"), Some("/run/size0")).say(Trouble::StoreFull);
+        let both = names(Some("/run/limit0"), Some("/run/size0")).say(PauseReason::StoreFull);
         let wanted =
             "write a higher limit into /run/limit0, or write a larger size into /run/size0";
         assert!(both.ends_with(wanted), "{both}");
-        let one = names(None, Some("/run/size0")).say(Trouble::StoreFull);
+        let one = names(None, Some("/run/size0")).say(PauseReason::StoreFull);
         assert!(
             one.ends_with("full: write a larger size into /run/size0"),
             "{one}"
         );
-        let none = names(None, None).say(Trouble::StoreFull);
+        let none = names(None, None).say(PauseReason::StoreFull);
         assert!(
             none.contains("--resident-file, or with file= in --swap"),
             "{none}"

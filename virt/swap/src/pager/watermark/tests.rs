@@ -4,7 +4,9 @@
 use guest_mem::{Gpa, GuestRam, HugePages, PAGE_SIZE};
 
 use super::*;
-use crate::book::{Ahead, Block, Command, Ended, Op, Page, Seen, Span};
+use crate::residency::{
+    Block, Command, CommandOutcome, Op, Page, PageExamination, ReadAhead, Span,
+};
 
 const PAGES: u32 = 64;
 const LIMIT: usize = 32;
@@ -12,7 +14,7 @@ const LIMIT: usize = 32;
 /// A watermark, its book and memory, and a clock that is set to the time of its checks.
 struct Fixture {
     watermark: Watermark,
-    book: Book,
+    book: Residency,
     ram: SwappedRam,
     now: Nanos,
 }
@@ -23,7 +25,7 @@ impl Fixture {
         let ram = GuestRam::with_pages(&[(Gpa::new(0), size)], HugePages::Never).unwrap();
         Self {
             watermark: Watermark::default(),
-            book: Book::new(PAGES, LIMIT, 0),
+            book: Residency::new(PAGES, LIMIT, 0),
             ram: SwappedRam::new(ram),
             now: Nanos(0),
         }
@@ -75,7 +77,7 @@ impl Fixture {
                 match command {
                     Command::Ask(_) => self.book.answered(u32::MAX, 0),
                     Command::Examine(page) => {
-                        let seen = Seen {
+                        let seen = PageExamination {
                             is_clean: true,
                             is_zero: false,
                             crc: 1,
@@ -119,12 +121,12 @@ fn a_raised_limit_ends_reports_once_nothing_is_on_a_disk_alone_and_a_lowered_one
     own.look();
     assert_eq!((own.reports(), own.book.tracked()), (Reports::Draining, 25));
     for page in 0..5 {
-        own.book.fault(Page(page), Ahead::InOrder);
+        own.book.fault(Page(page), ReadAhead::InOrder);
     }
     let fetches = own.book.take_commands().into_iter();
     for command in fetches {
         if let Command::Fetch(page, _) = command {
-            own.book.ended(Ended::Fetched(page, Ok(1)));
+            own.book.ended(CommandOutcome::Fetched(page, Ok(1)));
         }
     }
     own.look();

@@ -1,14 +1,14 @@
 //! Page-in: pages come for a fault, a device or a disk's request, or come back from a second
 //! chance.
 
-use super::Book;
-use super::command::{Command, Errno, Protection, Ticket, Trouble};
-use super::pages::{Page, Place, State};
+use super::Residency;
+use super::command::{Command, Errno, PauseReason, Protection, Ticket};
+use super::pages::{Backing, Page, State};
 use super::policy::FaultOrigin;
-use super::read_ahead::Ahead;
+use super::read_ahead::ReadAhead;
 use super::waiters::Waiter;
 
-impl Book {
+impl Residency {
     /// Records that the page is in memory already: it was loaded before the guest began. There may
     /// be more of these than the limit.
     pub fn adopt(&mut self, page: Page) {
@@ -18,17 +18,17 @@ impl Book {
 
     /// Handles a vCPU's fault at the page; `ahead` says which others are read if it is in the
     /// store.
-    pub fn fault(&mut self, page: Page, ahead: Ahead) {
+    pub fn fault(&mut self, page: Page, ahead: ReadAhead) {
         match self.pages.state(page) {
             State::Resident => self.commands.push(Command::Wake(page)),
-            State::Absent if self.pages.place(page) == Place::Nowhere => {
+            State::Absent if self.pages.place(page) == Backing::Nowhere => {
                 self.bring(page, false, FaultOrigin::Vcpu);
                 self.zero_around(page);
             }
             _ => {
                 let follows = self.follows_in_store(page);
                 self.bring(page, false, FaultOrigin::Vcpu);
-                if ahead == Ahead::Always || ahead == Ahead::InOrder && follows {
+                if ahead == ReadAhead::Always || ahead == ReadAhead::InOrder && follows {
                     self.read_ahead_slots(page);
                 }
                 self.read_ahead_blocks(page);
@@ -41,7 +41,7 @@ impl Book {
     /// zeroes, unless the policy has it read.
     pub fn fault_overwriting(&mut self, page: Page) {
         if self.policy.reads_overwritten(FaultOrigin::Vcpu) {
-            return self.fault(page, Ahead::Never);
+            return self.fault(page, ReadAhead::Never);
         }
         match self.pages.state(page) {
             State::Resident => self.commands.push(Command::Wake(page)),
@@ -74,7 +74,7 @@ impl Book {
             State::Resident | State::Filling | State::Fetching => {}
             State::Soft | State::Saving => self.rescue(page, None),
             State::Absent if !self.has_room(origin) => self.room_queue.push(page, origin),
-            State::Absent if self.pages.place(page) == Place::Nowhere => self.bring_zeroes(page),
+            State::Absent if self.pages.place(page) == Backing::Nowhere => self.bring_zeroes(page),
             State::Absent if overwrites && self.policy.reads_overwritten(origin) => {
                 self.counts.stale += 1;
                 self.fetch(page);
@@ -98,7 +98,7 @@ impl Book {
     /// filled.
     pub(super) fn enter_as_zeroes(&mut self, page: Page) {
         match self.pages.place(page) {
-            Place::Nowhere => self.counts.zeroed += 1,
+            Backing::Nowhere => self.counts.zeroed += 1,
             _ => self.counts.not_fetched += 1,
         }
         self.pages.leave_place(page);
@@ -116,8 +116,8 @@ impl Book {
         let place = self.pages.place(page);
         let trouble = match outcome {
             Ok(crc) if crc == self.pages.crc(page) => None,
-            Ok(_) => Some(Trouble::Changed(place)),
-            Err(errno) => Some(Trouble::CannotFetch(place, errno)),
+            Ok(_) => Some(PauseReason::Changed(place)),
+            Err(errno) => Some(PauseReason::CannotFetch(place, errno)),
         };
         if let Some(trouble) = trouble {
             self.failures.fetch_failed(page);
@@ -125,11 +125,11 @@ impl Book {
             return;
         }
         match place {
-            Place::Block(_) if !self.pages.leaves_block(page) => {
+            Backing::Block(_) if !self.pages.leaves_block(page) => {
                 self.counts.fetched_from_disk += 1;
                 self.settle(page, Protection::Protected);
             }
-            Place::Block(_) => {
+            Backing::Block(_) => {
                 self.counts.fetched_before_a_write += 1;
                 self.pages.leave_place(page);
                 self.settle(page, Protection::Writable);
@@ -147,7 +147,7 @@ impl Book {
     pub(super) fn rescue(&mut self, page: Page, protection: Option<Protection>) {
         self.counts.rescued += 1;
         let marked = match self.pages.place(page) {
-            Place::Block(_) => Protection::AsMarked,
+            Backing::Block(_) => Protection::AsMarked,
             _ => Protection::Writable,
         };
         self.settle(page, protection.unwrap_or(marked));

@@ -35,7 +35,7 @@ impl World {
             Command::Punch(page) => self.punch(page)?,
             Command::Zero(page) => self.zero(page)?,
             Command::Fetch(page, place) => {
-                if let Place::Slot(slot) = place {
+                if let Backing::Slot(slot) = place {
                     self.is_not_trimmed(slot)?;
                 }
                 self.reading.push((page, place));
@@ -54,7 +54,7 @@ impl World {
             Command::Done(ticket) => self.done(ticket)?,
             Command::Go(op) => self.go(op.0)?,
             // Only the guest's disks change the image.
-            Command::Stop(trouble @ Trouble::Changed(_)) if !self.is_naive => {
+            Command::Stop(trouble @ PauseReason::Changed(_)) if !self.is_naive => {
                 return Err(format!("what comes is not what left: {trouble:?}"));
             }
             Command::Stop(_) => self.is_stopped = true,
@@ -79,13 +79,13 @@ impl World {
         let before = self.book.counts().silent_writes;
         self.book.examined(
             page,
-            Seen {
+            PageExamination {
                 is_clean: frame.is_clean,
                 is_zero: content == 0,
                 crc: content as u32,
             },
         );
-        if let Place::Block(block) = place
+        if let Backing::Block(block) = place
             && self.book.counts().silent_writes > before
             && self.image[block.number as usize] != content
         {
@@ -119,8 +119,8 @@ impl World {
 
     fn trim(&mut self, first: Slot, count: u32) -> Checked {
         let slots = first.0..first.0 + count;
-        let is_read = |(_, place): &(Page, Place)| match place {
-            Place::Slot(slot) => slots.contains(&slot.0),
+        let is_read = |(_, place): &(Page, Backing)| match place {
+            Backing::Slot(slot) => slots.contains(&slot.0),
             _ => false,
         };
         let is_written = |(_, slot): &(Page, Slot)| slots.contains(&slot.0);

@@ -16,9 +16,9 @@
 use std::collections::VecDeque;
 
 use super::command::{Command, Ticket};
-use super::pages::{Page, Place, State};
+use super::pages::{Backing, Page, State};
 use super::question::Cause;
-use super::{BATCH, Book};
+use super::{BATCH, Residency};
 
 /// Discards that are not answered.
 #[derive(Debug, Default)]
@@ -64,7 +64,7 @@ impl Discards {
     }
 }
 
-impl Book {
+impl Residency {
     /// Discards these pages until the guest accesses them again; [`Command::Done`] once they have
     /// been processed.
     pub fn discard(&mut self, ticket: Ticket, pages: &[Page]) {
@@ -74,7 +74,7 @@ impl Book {
                 continue;
             }
             match self.pages.state(page) {
-                State::Absent if self.pages.place(page) == Place::Nowhere => {}
+                State::Absent if self.pages.place(page) == Backing::Nowhere => {}
                 State::Absent => {
                     self.counts.discarded += 1;
                     self.pages.leave_place(page);

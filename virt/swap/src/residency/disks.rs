@@ -6,13 +6,13 @@
 //! or not: it may be cancelled while it waits. Until the end the request's pages do not leave
 //! memory.
 
-use super::Book;
+use super::Residency;
 use super::command::{Command, Op, Protection};
 use super::pages::{Block, Page, State};
 use super::policy::FaultOrigin;
 use super::requests::{Direction, Span};
 
-impl Book {
+impl Residency {
     /// Begins a disk's read. Pages that are not in memory come as zeroes. The request may have been
     /// cancelled by now: an owner that cancels requests has the pages shown, and keeps them, before
     /// it reports one.

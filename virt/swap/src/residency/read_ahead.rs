@@ -1,7 +1,7 @@
 //! Read-ahead: pages that come together with the one that is wanted.
 
-use super::Book;
-use super::pages::{Page, Place, Slot, State};
+use super::Residency;
+use super::pages::{Backing, Page, Slot, State};
 use super::policy::FaultOrigin;
 
 /// Pages that are read from a disk at once, including the one that is wanted.
@@ -15,7 +15,7 @@ const ZEROES: u32 = 16;
 
 /// Read-ahead of the neighbours of a page in the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ahead {
+pub enum ReadAhead {
     /// They are read: the page itself is to be read.
     Always,
     /// If vCPUs go through the store in order. For a fault that looks like a store: a page that is
@@ -41,13 +41,13 @@ impl StoreOrder {
     }
 }
 
-impl Book {
+impl Residency {
     /// Returns whether the page lies in the store shortly behind the last one that was read from
     /// there.
     pub(super) fn follows_in_store(&mut self, page: Page) -> bool {
         match self.pages.place(page) {
-            Place::Slot(slot) => self.store_order.follows(slot),
-            Place::Nowhere | Place::Block(_) => false,
+            Backing::Slot(slot) => self.store_order.follows(slot),
+            Backing::Nowhere | Backing::Block(_) => false,
         }
     }
 
@@ -67,7 +67,7 @@ impl Book {
     /// Reads the pages of the following blocks too, as far as there is room without evicting a
     /// page.
     pub(super) fn read_ahead_blocks(&mut self, page: Page) {
-        let (State::Fetching, Place::Block(first)) =
+        let (State::Fetching, Backing::Block(first)) =
             (self.pages.state(page), self.pages.place(page))
         else {
             return;
@@ -88,7 +88,8 @@ impl Book {
 
     /// Reads the neighbours of the page in the store.
     pub(super) fn read_ahead_slots(&mut self, page: Page) {
-        let (State::Fetching, Place::Slot(slot)) = (self.pages.state(page), self.pages.place(page))
+        let (State::Fetching, Backing::Slot(slot)) =
+            (self.pages.state(page), self.pages.place(page))
         else {
             return;
         };
@@ -98,7 +99,7 @@ impl Book {
                 continue;
             };
             let is_there = self.pages.state(page) == State::Absent
-                && self.pages.place(page) == Place::Slot(slot);
+                && self.pages.place(page) == Backing::Slot(slot);
             if is_there && self.reclaim.is_below(self.pages.present()) {
                 self.fetch(page);
             }

@@ -8,9 +8,9 @@ use std::os::fd::RawFd;
 use guest_mem::{KeepAlive, PAGE_SIZE};
 use vio::blk::{self, BlockIo, Completion, Outcome, Piece};
 
-use crate::book::{BATCH, Errno, Page, Place, Slot};
 use crate::ram::SwappedRam;
 use crate::report::Traffic;
+use crate::residency::{BATCH, Backing, Errno, Page, Slot};
 
 /// Most pages of one request.
 const RUN: usize = BATCH;
@@ -19,7 +19,7 @@ const RUN: usize = BATCH;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PageOp {
     /// Read its content.
-    Fetch(Page, Place),
+    Fetch(Page, Backing),
     /// Write it to its slot.
     Save(Page, Slot),
     /// Discard so many free slots from this one on.
@@ -39,9 +39,9 @@ impl PageOp {
         match self {
             Self::Save(_, slot) => (Target::StoreWrite, slot.0),
             Self::Trim(slot, count) => (Target::StoreTrim(count), slot.0),
-            Self::Fetch(_, Place::Slot(slot)) => (Target::StoreRead, slot.0),
-            Self::Fetch(_, Place::Block(block)) => (Target::Image(block.disk), block.number),
-            Self::Fetch(_, Place::Nowhere) => unreachable!("zeroes are not fetched"),
+            Self::Fetch(_, Backing::Slot(slot)) => (Target::StoreRead, slot.0),
+            Self::Fetch(_, Backing::Block(block)) => (Target::Image(block.disk), block.number),
+            Self::Fetch(_, Backing::Nowhere) => unreachable!("zeroes are not fetched"),
         }
     }
 }
@@ -65,7 +65,7 @@ struct Run {
 }
 
 /// A file that has pages' content.
-struct Backing {
+struct BackingFile {
     io: Box<dyn BlockIo>,
     free: Vec<u32>,
     running: HashMap<u32, Run>,
@@ -73,7 +73,7 @@ struct Backing {
     queued: VecDeque<Run>,
 }
 
-impl Backing {
+impl BackingFile {
     fn new(mut io: Box<dyn BlockIo>, keep: KeepAlive) -> Self {
         io.attach(keep);
         Self {
@@ -124,22 +124,24 @@ impl Backing {
 }
 
 /// Store and images. All calls come from the pager's thread.
-pub(crate) struct Carrier {
-    store: Backing,
-    images: Vec<Backing>,
+pub(crate) struct PageIo {
+    store: BackingFile,
+    images: Vec<BackingFile>,
     /// Operations to start next, not sorted yet.
     waiting: Vec<PageOp>,
     completions: Vec<Completion>,
     traffic: Traffic,
 }
 
-impl Carrier {
+impl PageIo {
     /// Creates it for the store and the images of the disks, by their numbers.
     pub fn new(store: Box<dyn BlockIo>, images: Vec<Box<dyn BlockIo>>, keep: &KeepAlive) -> Self {
         let images = images.into_iter();
         Self {
-            store: Backing::new(store, keep.clone()),
-            images: images.map(|io| Backing::new(io, keep.clone())).collect(),
+            store: BackingFile::new(store, keep.clone()),
+            images: images
+                .map(|io| BackingFile::new(io, keep.clone()))
+                .collect(),
             waiting: Vec::new(),
             completions: Vec::new(),
             traffic: Traffic::default(),
@@ -157,7 +159,7 @@ impl Carrier {
 
     /// Returns whether an operation is waiting or under way.
     pub fn is_busy(&self) -> bool {
-        let is_busy = |backing: &Backing| !backing.running.is_empty();
+        let is_busy = |backing: &BackingFile| !backing.running.is_empty();
         !self.waiting.is_empty() || is_busy(&self.store) || self.images.iter().any(is_busy)
     }
 
@@ -201,7 +203,7 @@ impl Carrier {
         self.flush();
     }
 
-    fn backings(&mut self) -> impl Iterator<Item = &mut Backing> {
+    fn backings(&mut self) -> impl Iterator<Item = &mut BackingFile> {
         std::iter::once(&mut self.store).chain(&mut self.images)
     }
 

@@ -1,11 +1,11 @@
 //! Page-out: pages are requested from the owner, released, examined, dropped or saved.
 
-use super::command::{Command, Errno, Seen, Trouble};
-use super::pages::{Page, Place, Slot, State};
+use super::command::{Command, Errno, PageExamination, PauseReason};
+use super::pages::{Backing, Page, Slot, State};
 use super::question::Cause;
-use super::{BATCH, Book, SAVES};
+use super::{BATCH, Residency, SAVES};
 
-impl Book {
+impl Residency {
     /// Asks the owner for pages, none of which is queued.
     pub(super) fn ask_for(&mut self, pages: Vec<Page>, cause: Cause) {
         self.commands.push(Command::Ask(pages.clone()));
@@ -55,12 +55,12 @@ impl Book {
     }
 
     /// Handles the result of a page's examination.
-    pub fn examined(&mut self, page: Page, seen: Seen) {
+    pub fn examined(&mut self, page: Page, seen: PageExamination) {
         if !self.pages.examined(page, seen.crc) {
             return;
         }
         let place = self.pages.place(page);
-        let equals_block = seen.is_clean && matches!(place, Place::Block(_));
+        let equals_block = seen.is_clean && matches!(place, Backing::Block(_));
         if seen.is_zero {
             self.counts.dropped_as_zeroes += 1;
             self.pages.leave_place(page);
@@ -72,12 +72,12 @@ impl Book {
             let is_surplus = seen.is_clean && self.pages.is_surplus(page);
             let Some(slot) = self.pages.save(page) else {
                 self.failures.save_failed();
-                self.commands.push(Command::Stop(Trouble::StoreFull));
+                self.commands.push(Command::Stop(PauseReason::StoreFull));
                 return;
             };
             self.commands.push(Command::Save(page, slot));
             self.counts.silent_writes += u64::from(is_surplus || equals_block);
-            if let Place::Block(block) = place
+            if let Backing::Block(block) = place
                 && equals_block
             {
                 let breaks = self.silent_writes.breaks_order(block, slot);
@@ -102,7 +102,7 @@ impl Book {
         } else if let Err(errno) = outcome {
             self.pages.save_failed(page);
             self.failures.save_failed();
-            let trouble = Trouble::CannotSave(slot, errno);
+            let trouble = PauseReason::CannotSave(slot, errno);
             self.commands.push(Command::Stop(trouble));
         } else {
             self.counts.saved += 1;

@@ -40,10 +40,10 @@ fn a_million_events_lose_no_byte() {
 
 #[test]
 fn failed_trim_is_not_retried_and_its_slots_are_free() {
-    let mut book = Book::new(PAGES, LIMIT, SLOTS);
+    let mut book = Residency::new(PAGES, LIMIT, SLOTS);
     book.pages.slots_mut().set_chunk(4);
     book.trims_slots();
-    let leave_and_come_overwritten = |book: &mut Book| {
+    let leave_and_come_overwritten = |book: &mut Residency| {
         all_leave(book, |_| false);
         book.set_limit(LIMIT);
         for page in 0..8 {
@@ -52,7 +52,7 @@ fn failed_trim_is_not_retried_and_its_slots_are_free() {
         book.take_commands();
     };
     for page in 0..8 {
-        book.fault(Page(page), Ahead::InOrder);
+        book.fault(Page(page), ReadAhead::InOrder);
     }
     leave_and_come_overwritten(&mut book);
     let free = book.free_slots();
@@ -60,7 +60,7 @@ fn failed_trim_is_not_retried_and_its_slots_are_free() {
     assert_eq!(book.take_commands(), [Command::Trim(Slot(0), 8)]);
     assert_eq!(book.free_slots(), free - 8);
     assert!(!book.wants_to_trim());
-    book.ended(Ended::Trimmed(Slot(0), 8, Err(Errno(95))));
+    book.ended(CommandOutcome::Trimmed(Slot(0), 8, Err(Errno(95))));
     assert_eq!(book.free_slots(), free);
     leave_and_come_overwritten(&mut book);
     assert!(!book.wants_to_trim());
@@ -160,7 +160,7 @@ fn a_control_that_saves_what_blocks_hold_counts_it_and_loses_nothing() {
 
 /// Evicts all pages. A page for which `is_clean` is false counts as stored to by a processor since
 /// it was write-protected.
-fn all_leave(book: &mut Book, is_clean: impl Fn(Page) -> bool) {
+fn all_leave(book: &mut Residency, is_clean: impl Fn(Page) -> bool) {
     book.set_limit(0);
     loop {
         book.ask();
@@ -172,14 +172,14 @@ fn all_leave(book: &mut Book, is_clean: impl Fn(Page) -> bool) {
             match command {
                 Command::Ask(_) => book.answered(u32::MAX, 0),
                 Command::Examine(page) => {
-                    let seen = Seen {
+                    let seen = PageExamination {
                         is_clean: is_clean(page),
                         is_zero: false,
                         crc: 1,
                     };
                     book.examined(page, seen);
                 }
-                Command::Save(page, slot) => book.ended(Ended::Saved(page, slot, Ok(()))),
+                Command::Save(page, slot) => book.ended(CommandOutcome::Saved(page, slot, Ok(()))),
                 _ => {}
             }
         }
@@ -188,8 +188,8 @@ fn all_leave(book: &mut Book, is_clean: impl Fn(Page) -> bool) {
 }
 
 /// Creates a book in which a disk has read these blocks, into pages from 0 on.
-fn with_blocks(numbers: &[u32]) -> Book {
-    let mut book = Book::new(PAGES, LIMIT, SLOTS);
+fn with_blocks(numbers: &[u32]) -> Residency {
+    let mut book = Residency::new(PAGES, LIMIT, SLOTS);
     for (page, number) in (0..).zip(numbers) {
         let op = Op(page.into());
         book.begin_read(op, &one(*number, page));
@@ -225,9 +225,9 @@ fn only_the_control_writes_block_backed_pages_and_breaks_their_order() {
     );
     // So have pages from the store, as far as is known.
     control.set_limit(LIMIT);
-    control.fault(Page(0), Ahead::InOrder);
+    control.fault(Page(0), ReadAhead::InOrder);
     control.take_commands();
-    control.ended(Ended::Fetched(Page(0), Ok(1)));
+    control.ended(CommandOutcome::Fetched(Page(0), Ok(1)));
     all_leave(&mut control, all_are_clean);
     assert_eq!(
         (control.counts().saved, control.counts().silent_writes),
@@ -281,8 +281,8 @@ fn first_wrong(change: impl Fn(&mut World)) -> Option<(u64, u64, String)> {
 /// of the first time.
 #[test]
 fn a_page_unmapped_for_the_second_time_is_examined_once() {
-    let mut book = Book::new(64, 32, 0);
-    let ask = |book: &mut Book| {
+    let mut book = Residency::new(64, 32, 0);
+    let ask = |book: &mut Residency| {
         book.ask();
         let commands = book.take_commands();
         let [Command::Ask(asked)] = &commands[..] else {
@@ -290,7 +290,7 @@ fn a_page_unmapped_for_the_second_time_is_examined_once() {
         };
         asked.clone()
     };
-    let examines = |book: &mut Book| -> Vec<Page> {
+    let examines = |book: &mut Residency| -> Vec<Page> {
         let commands = book.take_commands().into_iter();
         let examined = commands.filter_map(|command| match command {
             Command::Examine(page) => Some(page),
@@ -299,13 +299,13 @@ fn a_page_unmapped_for_the_second_time_is_examined_once() {
         examined.collect()
     };
     for page in 0..34 {
-        book.fault(Page(page), Ahead::InOrder);
+        book.fault(Page(page), ReadAhead::InOrder);
     }
     book.take_commands();
     let first = ask(&mut book);
     book.answered(u32::MAX, 0);
     for page in examines(&mut book) {
-        let seen = Seen {
+        let seen = PageExamination {
             is_clean: false,
             is_zero: false,
             crc: 1,
@@ -314,11 +314,11 @@ fn a_page_unmapped_for_the_second_time_is_examined_once() {
     }
     assert!(
         book.take_commands()
-            .contains(&Command::Stop(Trouble::StoreFull))
+            .contains(&Command::Stop(PauseReason::StoreFull))
     );
     // They come back, and are released again.
     for page in &first {
-        book.fault(*page, Ahead::InOrder);
+        book.fault(*page, ReadAhead::InOrder);
     }
     book.take_commands();
     while ask(&mut book) != first {
@@ -357,14 +357,14 @@ fn an_address_that_is_taken_for_one_store_loses_stores() {
 
 #[test]
 fn processors_get_in_where_devices_wait_for_room() {
-    let mut book = Book::new(PAGES, LIMIT, SLOTS);
+    let mut book = Residency::new(PAGES, LIMIT, SLOTS);
     let all: Vec<_> = (0..PAGES).map(|page| (Page(page), false)).collect();
     book.wanted(Ticket(1), &all);
     let for_devices = book.present();
     assert!(for_devices < LIMIT + BATCH, "{for_devices}");
     book.take_commands();
     for page in (0..PAGES).rev() {
-        book.fault(Page(page), Ahead::InOrder);
+        book.fault(Page(page), ReadAhead::InOrder);
     }
     assert_eq!(book.present(), LIMIT + BATCH);
     // The last page was the first that a processor asked for.
@@ -375,7 +375,7 @@ fn processors_get_in_where_devices_wait_for_room() {
 /// memory; a fault at one of them comes meanwhile.
 fn change_all_blocks_at_once(sharers: u32) {
     let pages = PAGES as usize;
-    let mut book = Book::new(PAGES, pages, SLOTS);
+    let mut book = Residency::new(PAGES, pages, SLOTS);
     for page in 0..PAGES {
         let op = Op(page.into());
         book.begin_read(op, &one(page / sharers, page));
@@ -398,7 +398,7 @@ fn change_all_blocks_at_once(sharers: u32) {
     let is_its_fetch =
         |command: &Command| matches!(command, Command::Fetch(page, _) if *page == wanted);
     assert!(!commands.iter().any(is_its_fetch));
-    book.fault(wanted, Ahead::InOrder);
+    book.fault(wanted, ReadAhead::InOrder);
     commands.extend(book.take_commands());
     assert!(commands.iter().any(is_its_fetch), "it waits for devices");
 
@@ -411,7 +411,7 @@ fn change_all_blocks_at_once(sharers: u32) {
             match command {
                 Command::Ask(_) => book.answered(u32::MAX, 0),
                 Command::Examine(page) => {
-                    let seen = Seen {
+                    let seen = PageExamination {
                         is_clean: false,
                         is_zero: false,
                         crc: 2,
@@ -419,11 +419,13 @@ fn change_all_blocks_at_once(sharers: u32) {
                     book.examined(page, seen);
                 }
                 Command::Fetch(page, place) => {
-                    assert!(matches!(place, Place::Block(_)), "{page:?} comes once");
+                    assert!(matches!(place, Backing::Block(_)), "{page:?} comes once");
                     fetches += 1;
-                    under_way.push(Ended::Fetched(page, Ok(1)));
+                    under_way.push(CommandOutcome::Fetched(page, Ok(1)));
                 }
-                Command::Save(page, slot) => under_way.push(Ended::Saved(page, slot, Ok(()))),
+                Command::Save(page, slot) => {
+                    under_way.push(CommandOutcome::Saved(page, slot, Ok(())))
+                }
                 Command::Go(gone) => {
                     assert_eq!((gone, has_gone), (op, false));
                     assert_eq!(book.tracked(), 0, "what depends on the blocks is not safe");
@@ -459,7 +461,7 @@ fn a_change_of_all_blocks_brings_each_page_once_and_no_more_at_a_time_than_other
 #[test]
 fn a_change_of_more_blocks_than_there_are_pages_takes_as_long_as_there_are_pages() {
     for count in [PAGES, PAGES + 1, u32::MAX] {
-        let mut book = Book::new(PAGES, LIMIT, SLOTS);
+        let mut book = Residency::new(PAGES, LIMIT, SLOTS);
         let last = 100 + (count - 1).min(1 << 30);
         for (op, first, page) in [(1, 100, 1), (2, 99, 2), (3, last, 3)] {
             book.begin_read(Op(op), &one(first, page));
@@ -473,9 +475,9 @@ fn a_change_of_more_blocks_than_there_are_pages_takes_as_long_as_there_are_pages
         };
         book.begin_write(Op(4), &discard);
         let place = |page| book.look(Page(page)).1;
-        assert_eq!(place(1), Place::Nowhere);
-        assert_eq!(place(2), Place::Block(one(99, 2).first));
-        assert_eq!(place(3), Place::Nowhere);
+        assert_eq!(place(1), Backing::Nowhere);
+        assert_eq!(place(2), Backing::Block(one(99, 2).first));
+        assert_eq!(place(3), Backing::Nowhere);
     }
 }
 
@@ -491,7 +493,7 @@ fn one(number: u32, page: u32) -> Span {
 
 #[test]
 fn parts_of_blocks_stand_for_nothing() {
-    let mut book = Book::new(PAGES, LIMIT, SLOTS);
+    let mut book = Residency::new(PAGES, LIMIT, SLOTS);
     let parts = Span {
         pages: vec![Page(1), Page(2)],
         is_whole: false,
@@ -500,7 +502,7 @@ fn parts_of_blocks_stand_for_nothing() {
     book.begin_read(Op(1), &parts);
     book.end_read(Op(1), true);
     assert!(book.knows_no_disk());
-    assert_eq!(book.look(Page(1)), (State::Resident, Place::Nowhere));
+    assert_eq!(book.look(Page(1)), (State::Resident, Backing::Nowhere));
 }
 
 /// History of a page that equals block 7, before a request overlaps it.
@@ -515,11 +517,11 @@ enum Met {
 }
 
 /// Creates a book in which page 0 equals block 7, and a request is about to overlap it.
-fn met(how: Met) -> Book {
-    let mut book = Book::new(PAGES, LIMIT, SLOTS);
+fn met(how: Met) -> Residency {
+    let mut book = Residency::new(PAGES, LIMIT, SLOTS);
     book.begin_read(Op(1), &one(7, 0));
     book.end_read(Op(1), true);
-    assert!(matches!(book.look(Page(0)).1, Place::Block(_)));
+    assert!(matches!(book.look(Page(0)).1, Backing::Block(_)));
     match how {
         Met::Resident => {}
         Met::AskedFor => {
@@ -528,7 +530,7 @@ fn met(how: Met) -> Book {
         }
         Met::Discarded => {
             // The owner is asked for another page first.
-            book.fault(Page(100), Ahead::Never);
+            book.fault(Page(100), ReadAhead::Never);
             book.discard(Ticket(1), &[Page(100)]);
             book.discard(Ticket(2), &[Page(0)]);
         }
@@ -577,7 +579,7 @@ fn a_known_block_is_forgotten_once_a_request_began_also_if_it_never_goes_down() 
                         true => book.end_read(Op(2), false),
                         false => book.end_write(Op(2), false),
                     }
-                    if let Place::Block(block) = book.look(Page(0)).1 {
+                    if let Backing::Block(block) = book.look(Page(0)).1 {
                         kept.push((how, is_read, is_whole, number, block));
                     }
                 }
@@ -591,33 +593,33 @@ fn a_known_block_is_forgotten_once_a_request_began_also_if_it_never_goes_down() 
 #[test]
 fn a_page_that_has_left_for_a_block_is_still_there_after_a_write_of_it_was_cancelled() {
     let mut book = met(Met::BeingExamined);
-    let seen = Seen {
+    let seen = PageExamination {
         is_clean: true,
         is_zero: false,
         crc: 1,
     };
     book.examined(Page(0), seen);
     let place = book.look(Page(0)).1;
-    assert_eq!(place, Place::Block(one(7, 0).first));
+    assert_eq!(place, Backing::Block(one(7, 0).first));
     book.set_limit(LIMIT);
     book.begin_write(Op(2), &one(8, 0));
     book.end_write(Op(2), false);
     assert_eq!(book.look(Page(0)), (State::Fetching, place));
-    book.ended(Ended::Fetched(Page(0), Ok(1)));
+    book.ended(CommandOutcome::Fetched(Page(0), Ok(1)));
     assert_eq!(book.look(Page(0)), (State::Resident, place));
 }
 
 #[test]
 fn blocks_are_forgotten_once_nothing_is_there_alone() {
-    let mut book = Book::new(PAGES, LIMIT, SLOTS);
+    let mut book = Residency::new(PAGES, LIMIT, SLOTS);
     let span = one(5, 7);
     book.begin_read(Op(1), &span);
     assert!(!book.knows_no_disk());
     book.end_read(Op(1), true);
-    assert_eq!(book.look(Page(7)).1, Place::Block(span.first));
+    assert_eq!(book.look(Page(7)).1, Backing::Block(span.first));
     assert!(!book.knows_no_disk());
     assert!(book.forget_blocks());
-    assert_eq!(book.look(Page(7)).1, Place::Nowhere);
+    assert_eq!(book.look(Page(7)).1, Backing::Nowhere);
     assert!(book.knows_no_disk());
     // A page that has left memory has its content there alone.
     book.begin_read(Op(2), &span);
@@ -625,23 +627,23 @@ fn blocks_are_forgotten_once_nothing_is_there_alone() {
     book.set_limit(0);
     book.ask();
     book.answered(1, 0);
-    let seen = Seen {
+    let seen = PageExamination {
         is_clean: true,
         is_zero: false,
         crc: 1,
     };
     book.examined(Page(7), seen);
-    let there_alone = (State::Absent, Place::Block(span.first));
+    let there_alone = (State::Absent, Backing::Block(span.first));
     assert_eq!(book.look(Page(7)), there_alone);
     assert!(!book.forget_blocks());
     assert_eq!(book.look(Page(7)), there_alone);
 }
 
 /// Creates a book in which pages 0 to 39 are in memory, and which asks for none.
-fn with_forty_pages() -> Book {
-    let mut book = Book::new(64, 48, 64);
+fn with_forty_pages() -> Residency {
+    let mut book = Residency::new(64, 48, 64);
     for page in 0..40 {
-        book.fault(Page(page), Ahead::InOrder);
+        book.fault(Page(page), ReadAhead::InOrder);
     }
     book.take_commands();
     book
@@ -676,8 +678,8 @@ fn discarded_pages_leave_unwritten_and_the_ticket_is_done_after_the_last() {
     let commands = book.take_commands();
     let ends = [Command::Done(Ticket(1)), Command::Done(Ticket(2))];
     assert!(commands.ends_with(&ends), "{commands:?}");
-    assert_eq!(book.look(Page(2)), (State::Resident, Place::Nowhere));
-    assert_eq!(book.look(Page(35)), (State::Absent, Place::Nowhere));
+    assert_eq!(book.look(Page(2)), (State::Resident, Backing::Nowhere));
+    assert_eq!(book.look(Page(35)), (State::Absent, Backing::Nowhere));
     assert_eq!((book.present(), book.counts().discarded), (5, 35));
     // A page that stayed can be discarded again, or leave as others do.
     book.discard(Ticket(3), &[Page(2)]);
@@ -700,7 +702,7 @@ fn a_slot_is_free_as_soon_as_the_guest_discards_its_page() {
     let mut saves = Vec::new();
     for command in book.take_commands() {
         if let Command::Examine(page) = command {
-            let seen = Seen {
+            let seen = PageExamination {
                 is_clean: false,
                 is_zero: false,
                 crc: 1,
@@ -716,7 +718,7 @@ fn a_slot_is_free_as_soon_as_the_guest_discards_its_page() {
     let [(saved, first), (saving, second), ..] = saves[..] else {
         panic!("{saves:?}");
     };
-    book.ended(Ended::Saved(saved, first, Ok(())));
+    book.ended(CommandOutcome::Saved(saved, first, Ok(())));
     book.take_commands();
     let free = book.free_slots();
     let soft = (0..40)
@@ -728,11 +730,11 @@ fn a_slot_is_free_as_soon_as_the_guest_discards_its_page() {
     let told = [Command::Punch(soft), Command::Done(Ticket(2))];
     assert_eq!(commands, told);
     assert_eq!(book.free_slots(), free + 1);
-    book.ended(Ended::Saved(saving, second, Ok(())));
+    book.ended(CommandOutcome::Saved(saving, second, Ok(())));
     assert_eq!(book.take_commands(), [Command::Punch(saving)]);
     assert_eq!(book.free_slots(), free + 2);
     for page in [saved, saving, soft] {
-        assert_eq!(book.look(page), (State::Absent, Place::Nowhere));
+        assert_eq!(book.look(page), (State::Absent, Backing::Nowhere));
     }
     assert_eq!(book.counts().discarded, 3);
 }
@@ -750,9 +752,9 @@ fn pending_discards_are_answered_when_commands_are_no_longer_carried_out() {
 #[test]
 fn the_store_is_read_ahead_when_it_is_gone_through_in_order_and_nothing_is_overwritten() {
     let fetched = |ahead| {
-        let mut book = Book::new(PAGES, LIMIT, SLOTS);
+        let mut book = Residency::new(PAGES, LIMIT, SLOTS);
         for page in 0..16 {
-            book.fault(Page(page), Ahead::InOrder);
+            book.fault(Page(page), ReadAhead::InOrder);
         }
         all_leave(&mut book, |_| false);
         book.set_limit(LIMIT);
@@ -766,7 +768,7 @@ fn the_store_is_read_ahead_when_it_is_gone_through_in_order_and_nothing_is_overw
         })
     };
     let all = CLUSTER as usize;
-    assert_eq!(fetched(Ahead::Always), [all, 0]);
-    assert_eq!(fetched(Ahead::InOrder), [1, all - 1]);
-    assert_eq!(fetched(Ahead::Never), [1, 1]);
+    assert_eq!(fetched(ReadAhead::Always), [all, 0]);
+    assert_eq!(fetched(ReadAhead::InOrder), [1, all - 1]);
+    assert_eq!(fetched(ReadAhead::Never), [1, 1]);
 }

@@ -27,7 +27,7 @@ impl Block {
 
 /// Location of a page's content, or of equal content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum Backing {
     /// In memory only; of an absent page: it is all zeroes.
     Nowhere,
     /// In the swap store.
@@ -119,11 +119,11 @@ impl Entry {
         std::mem::replace(&mut self.state, state)
     }
 
-    pub fn place(&self) -> Place {
+    pub fn place(&self) -> Backing {
         match self.place_kind {
-            PlaceKind::Nowhere => Place::Nowhere,
-            PlaceKind::Slot => Place::Slot(Slot(self.number)),
-            PlaceKind::Block => Place::Block(Block {
+            PlaceKind::Nowhere => Backing::Nowhere,
+            PlaceKind::Slot => Backing::Slot(Slot(self.number)),
+            PlaceKind::Block => Backing::Block(Block {
                 disk: self.disk,
                 number: self.number,
             }),
@@ -132,11 +132,11 @@ impl Entry {
 
     /// Changes the place: for [`Pages`](super::Pages) and [`Blocks`](super::blocks::Blocks), which
     /// keep slots and chains in step with it.
-    pub fn set_place(&mut self, place: Place) {
+    pub fn set_place(&mut self, place: Backing) {
         (self.place_kind, self.disk, self.number) = match place {
-            Place::Nowhere => (PlaceKind::Nowhere, 0, 0),
-            Place::Slot(slot) => (PlaceKind::Slot, 0, slot.0),
-            Place::Block(block) => (PlaceKind::Block, block.disk, block.number),
+            Backing::Nowhere => (PlaceKind::Nowhere, 0, 0),
+            Backing::Slot(slot) => (PlaceKind::Slot, 0, slot.0),
+            Backing::Block(block) => (PlaceKind::Block, block.disk, block.number),
         };
     }
 

@@ -91,14 +91,14 @@ enum Phase {
 
 pub(super) struct World {
     random: Random,
-    pub(super) book: Book,
+    pub(super) book: Residency,
     frames: Vec<Frame>,
     image: Vec<Content>,
     store: Vec<Content>,
     next_content: Content,
     /// Processors that wait for pages, and whether for a store.
     faults: BTreeMap<Page, bool>,
-    reading: Vec<(Page, Place)>,
+    reading: Vec<(Page, Backing)>,
     writing: Vec<(Page, Slot)>,
     trimming: Vec<(Slot, u32)>,
     pub(super) trims: u64,
@@ -151,7 +151,7 @@ impl World {
             lent: 0,
             truth: Truth::Known(0),
         };
-        let mut book = Book::new(PAGES, LIMIT, SLOTS);
+        let mut book = Residency::new(PAGES, LIMIT, SLOTS);
         book.pages.slots_mut().set_chunk(4);
         book.trims_slots();
         Self {
@@ -238,9 +238,9 @@ impl World {
                 continue;
             }
             let holds = match place {
-                Place::Nowhere => 0,
-                Place::Slot(slot) => self.store[slot.0 as usize],
-                Place::Block(block) => self.image[block.number as usize],
+                Backing::Nowhere => 0,
+                Backing::Slot(slot) => self.store[slot.0 as usize],
+                Backing::Block(block) => self.image[block.number as usize],
             };
             if frame.content.is_some() || frame.is_shown || frame.is_mapped {
                 return Err(format!("{page:?} is away and there: {frame:?}"));

@@ -2,12 +2,12 @@
 
 use super::*;
 
-impl Book {
+impl Residency {
     pub(super) fn is_read(&self, op: Op) -> Option<bool> {
         Some(self.requests.direction(op)? == Direction::Read)
     }
 
-    pub(in crate::book) fn summary(&self) -> String {
+    pub(in crate::residency) fn summary(&self) -> String {
         format!(
             "{} present, {} soft, {} being examined, {} being saved, {} wait for room, {:?}, {} slots free, {:?}",
             self.present(),
@@ -48,7 +48,7 @@ impl Book {
         let slots = self.pages.slots();
         let mut taken = 0;
         for page in (0..self.pages.len()).map(Page) {
-            if let Place::Slot(slot) = self.pages.place(page) {
+            if let Backing::Slot(slot) = self.pages.place(page) {
                 taken += 1;
                 if slots.owner(slot) != Some(page) {
                     return Err(format!("{slot:?} is not of {page:?}"));
@@ -57,7 +57,7 @@ impl Book {
         }
         let is_forgotten = |slot: &&Slot| {
             let owner = slots.owner(**slot).map(|page| self.pages.place(page));
-            owner != Some(Place::Slot(**slot))
+            owner != Some(Backing::Slot(**slot))
         };
         taken += in_flight.iter().filter(is_forgotten).count();
         match taken == slots.taken() {

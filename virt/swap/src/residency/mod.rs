@@ -1,10 +1,11 @@
 //! Decisions about each page, and nothing else: no system call, no thread, no time.
 //!
-//! The pager reports events to the [`Book`], in the order in which they happened, and carries out
-//! the resulting [`Command`]s, in their order. The pager has to keep to three rules on the order:
+//! The pager reports events to the [`Residency`], in the order in which they happened, and carries
+//! out the resulting [`Command`]s, in their order. The pager has to keep to three rules on the
+//! order:
 //! * Events of the owner (an answer, a ticket, the beginning and end of a disk's request) are
 //!   reported in the owner's order.
-//! * [`Command::Examine`] is answered by [`Book::examined`] before anything else is reported.
+//! * [`Command::Examine`] is answered by [`Residency::examined`] before anything else is reported.
 //! * [`Command::Fetch`], [`Command::Save`] and [`Command::Trim`] end later; every other command is
 //!   completed before the next event is reported.
 //!
@@ -18,11 +19,11 @@
 //! uffd-wp bit of the page tables for processors' stores, by the owner's answer for devices'. A
 //! request that is about to change a block waits until no page is backed by it any more.
 //!
-//! The [`Book`] makes the decisions, and their order. Its parts are types with one reason to change
-//! each, private fields, and a diagram of their transitions at the head of their modules:
+//! The [`Residency`] makes the decisions, and their order. Its parts are types with one reason to
+//! change each, private fields, and a diagram of their transitions at the head of their modules:
 //! ```text
 //!  page_in, read_ahead ─┐        ┌─▶ pages     states, queues, what backs a page: slot or block
-//!  page_out, discards  ─┼─ Book ─┼─▶ reclaim   how many pages may come, and have to leave
+//!  page_out, discards  ─┼─ Residency ─┼─▶ reclaim   how many pages may come, and have to leave
 //!  disks               ─┘        ├─▶ waiters   tickets, requests, pages that wait for room
 //!                                ├─▶ requests  of disks under way, pages and blocks they share
 //!                                ├─▶ question  to the owner, one at a time
@@ -46,17 +47,19 @@ mod reclaim;
 mod requests;
 mod waiters;
 
-pub use command::{Command, Ended, Errno, Op, Protection, Seen, Ticket, Trouble};
+pub use command::{
+    Command, CommandOutcome, Errno, Op, PageExamination, PauseReason, Protection, Ticket,
+};
 pub use counts::Counts;
 use counts::SilentWrites;
 use discards::Discards;
 use failures::Failures;
 use pages::Pages;
-pub use pages::{Block, Page, Place, SHARERS, Slot, State};
+pub use pages::{Backing, Block, Page, SHARERS, Slot, State};
 pub use policy::{AvoidAll, FaultOrigin, IoPolicy};
 use question::Question;
 use read_ahead::StoreOrder;
-pub use read_ahead::{Ahead, CLUSTER, READ_AHEAD};
+pub use read_ahead::{CLUSTER, READ_AHEAD, ReadAhead};
 use reclaim::Reclaim;
 use requests::Requests;
 pub use requests::Span;
@@ -75,7 +78,7 @@ const SAVES: usize = 64;
 
 /// All pages of a guest.
 #[derive(Debug)]
-pub struct Book {
+pub struct Residency {
     pages: Pages,
     reclaim: Reclaim,
     question: Question,
@@ -93,7 +96,7 @@ pub struct Book {
     commands: Vec<Command>,
 }
 
-impl Book {
+impl Residency {
     /// Creates a book of `pages` pages, all zeroes, of which `limit` may be in memory, and `slots`
     /// free slots. An event of a page beyond these panics.
     pub fn new(pages: u32, limit: usize, slots: usize) -> Self {
@@ -200,17 +203,17 @@ impl Book {
     }
 
     /// Returns the state and place of a page.
-    pub fn look(&self, page: Page) -> (State, Place) {
+    pub fn look(&self, page: Page) -> (State, Backing) {
         (self.pages.state(page), self.pages.place(page))
     }
 
     /// Records that a read or a write has ended. [`balance`](Self::balance) must follow the last of
     /// those that ended together.
-    pub fn ended(&mut self, ended: Ended) {
+    pub fn ended(&mut self, ended: CommandOutcome) {
         match ended {
-            Ended::Fetched(page, outcome) => self.fetched(page, outcome),
-            Ended::Saved(page, slot, outcome) => self.saved(page, slot, outcome),
-            Ended::Trimmed(first, count, outcome) => self.trimmed(first, count, outcome),
+            CommandOutcome::Fetched(page, outcome) => self.fetched(page, outcome),
+            CommandOutcome::Saved(page, slot, outcome) => self.saved(page, slot, outcome),
+            CommandOutcome::Trimmed(first, count, outcome) => self.trimmed(first, count, outcome),
         }
     }
 

@@ -1,7 +1,7 @@
 //! Pages that each block backs: chains through the pages' own entries, in buckets by a hash of the
 //! block.
 
-use super::entry::{Block, Entry, Page, Place};
+use super::entry::{Backing, Block, Entry, Page};
 
 const END: u32 = u32::MAX;
 
@@ -56,7 +56,7 @@ impl Blocks {
                 let page = Page(at);
                 let entry = &entries[at as usize];
                 at = entry.chain();
-                if entry.place() == Place::Block(block) {
+                if entry.place() == Backing::Block(block) {
                     return Some(page);
                 }
             }
@@ -72,9 +72,9 @@ impl Blocks {
         }
         let bucket = self.bucket(block);
         let entry = &mut entries[page.0 as usize];
-        debug_assert_eq!(entry.place(), Place::Nowhere);
+        debug_assert_eq!(entry.place(), Backing::Nowhere);
         entry.set_chain(std::mem::replace(&mut self.heads[bucket], page.0));
-        entry.set_place(Place::Block(block));
+        entry.set_place(Backing::Block(block));
         self.linked += 1;
         true
     }
@@ -92,7 +92,7 @@ impl Blocks {
             }
             entries[at].set_chain(next);
         }
-        entries[page.0 as usize].set_place(Place::Nowhere);
+        entries[page.0 as usize].set_place(Backing::Nowhere);
         self.linked -= 1;
     }
 }

@@ -62,9 +62,9 @@ impl World {
             }
         } else if let Some((page, is_store)) = self.faults.pop_first() {
             let ahead = match is_store {
-                true if self.random.chance(0.5) => Ahead::Never,
-                true => Ahead::InOrder,
-                false => Ahead::Always,
+                true if self.random.chance(0.5) => ReadAhead::Never,
+                true => ReadAhead::InOrder,
+                false => ReadAhead::Always,
             };
             self.book.fault(page, ahead);
         }
@@ -106,16 +106,16 @@ impl World {
         let at = self.random.below(self.reading.len() as u64) as usize;
         let (page, place) = self.reading.swap_remove(at);
         let content = match place {
-            Place::Slot(slot) => self.store[slot.0 as usize],
-            Place::Block(block) => self.image[block.number as usize],
-            Place::Nowhere => return Err(format!("{page:?} is read from nowhere")),
+            Backing::Slot(slot) => self.store[slot.0 as usize],
+            Backing::Block(block) => self.image[block.number as usize],
+            Backing::Nowhere => return Err(format!("{page:?} is read from nowhere")),
         };
         self.frame(page).content = Some(content);
         let outcome = match self.request_fails() {
             true => Err(Errno(5)),
             false => Ok(content as u32),
         };
-        self.book.ended(Ended::Fetched(page, outcome));
+        self.book.ended(CommandOutcome::Fetched(page, outcome));
         self.book.balance();
         Ok(())
     }
@@ -130,7 +130,7 @@ impl World {
             self.store[slot.0 as usize] = 9;
         }
         let outcome = if fails { Err(Errno(5)) } else { Ok(()) };
-        self.book.ended(Ended::Saved(page, slot, outcome));
+        self.book.ended(CommandOutcome::Saved(page, slot, outcome));
         self.book.balance();
     }
 
@@ -140,7 +140,8 @@ impl World {
         let slots = first.0 as usize..(first.0 + count) as usize;
         self.store[slots].fill(Content::MAX);
         // A refused trim would be the last one.
-        self.book.ended(Ended::Trimmed(first, count, Ok(())));
+        self.book
+            .ended(CommandOutcome::Trimmed(first, count, Ok(())));
         self.book.balance();
         self.trims += 1;
     }

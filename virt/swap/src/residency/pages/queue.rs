@@ -77,7 +77,7 @@ mod tests {
     use std::collections::VecDeque;
 
     use super::*;
-    use crate::book::pages::entry::Mark;
+    use crate::residency::pages::entry::Mark;
     use seeded::Random;
 
     /// Two queues over the same pages, against two deques.

@@ -29,7 +29,7 @@ mod queue;
 mod slots;
 
 pub use blocks::{Blocks, SHARERS};
-pub use entry::{Block, Page, Place, Slot, State};
+pub use entry::{Backing, Block, Page, Slot, State};
 use entry::{Entry, Mark};
 use queue::Queue;
 pub use slots::Slots;
@@ -136,13 +136,13 @@ impl Pages {
         self.entry(page).state()
     }
 
-    pub fn place(&self, page: Page) -> Place {
+    pub fn place(&self, page: Page) -> Backing {
         self.entry(page).place()
     }
 
     /// Returns whether the page is neither in memory nor anywhere else: it is all zeroes.
     pub fn is_absent_zeroes(&self, page: Page) -> bool {
-        (self.state(page), self.place(page)) == (State::Absent, Place::Nowhere)
+        (self.state(page), self.place(page)) == (State::Absent, Backing::Nowhere)
     }
 
     /// Returns the CRC that the content has to match, of a page that is absent, or on its way.
@@ -160,7 +160,7 @@ impl Pages {
 /// Page-in.
 impl Pages {
     /// Begins to read the content of an absent page from its place, which is returned.
-    pub fn fetch(&mut self, page: Page) -> Place {
+    pub fn fetch(&mut self, page: Page) -> Backing {
         debug_assert_eq!(self.state(page), State::Absent);
         self.change(page, State::Fetching);
         self.place(page)
@@ -180,7 +180,7 @@ impl Pages {
             State::Saving => {
                 // The slot is freed when it has been written.
                 let entry = self.entry_mut(page);
-                entry.set_place(Place::Nowhere);
+                entry.set_place(Backing::Nowhere);
                 // Stores to it from now on are kept.
                 entry.set(Mark::Discarded, false);
             }
@@ -250,7 +250,7 @@ impl Pages {
             self.soft.push_front(&mut self.entries, page);
             return None;
         };
-        self.entry_mut(page).set_place(Place::Slot(slot));
+        self.entry_mut(page).set_place(Backing::Slot(slot));
         self.change(page, State::Saving);
         Some(slot)
     }
@@ -265,7 +265,7 @@ impl Pages {
 
     /// Returns whether the page is being written to this slot, and has not come back since.
     pub fn is_saving_to(&self, page: Page, slot: Slot) -> bool {
-        (self.state(page), self.place(page)) == (State::Saving, Place::Slot(slot))
+        (self.state(page), self.place(page)) == (State::Saving, Backing::Slot(slot))
     }
 
     /// Frees a slot that has been written for a page that came back meanwhile.
@@ -322,12 +322,12 @@ impl Pages {
     /// Unlinks the page from its place: its content is not there any more, or need not be.
     pub fn leave_place(&mut self, page: Page) {
         match self.place(page) {
-            Place::Nowhere => self.entry_mut(page).set(Mark::Surplus, false),
-            Place::Slot(slot) => {
+            Backing::Nowhere => self.entry_mut(page).set(Mark::Surplus, false),
+            Backing::Slot(slot) => {
                 self.slots.give_back(slot);
-                self.entry_mut(page).set_place(Place::Nowhere);
+                self.entry_mut(page).set_place(Backing::Nowhere);
             }
-            Place::Block(block) => self.blocks.unlink(&mut self.entries, page, block),
+            Backing::Block(block) => self.blocks.unlink(&mut self.entries, page, block),
         }
     }
 
@@ -356,10 +356,10 @@ impl Pages {
         if count > self.len() {
             let last = first.number.saturating_add(count - 1);
             let is_among = |entry: &Entry| match entry.place() {
-                Place::Block(block) => {
+                Backing::Block(block) => {
                     block.disk == first.disk && (first.number..=last).contains(&block.number)
                 }
-                Place::Nowhere | Place::Slot(_) => false,
+                Backing::Nowhere | Backing::Slot(_) => false,
             };
             let backed = (0..).zip(&self.entries).filter(|(_, e)| is_among(e));
             return backed.map(|(number, _)| Page(number)).collect();
@@ -371,7 +371,7 @@ impl Pages {
     /// Unlinks all pages from their blocks, if all of these pages are in memory; returns whether
     /// they were.
     pub fn leave_all_blocks(&mut self) -> bool {
-        let is_backed = |entry: &Entry| matches!(entry.place(), Place::Block(_));
+        let is_backed = |entry: &Entry| matches!(entry.place(), Backing::Block(_));
         let is_in_memory = |entry: &Entry| matches!(entry.state(), State::Resident | State::Soft);
         if !self
             .entries

@@ -1,6 +1,6 @@
 //! Commands of the book, and the results that are reported to it.
 
-use super::pages::{Page, Place, Slot};
+use super::pages::{Backing, Page, Slot};
 
 /// A request of a disk, by a number that is unique while the request is under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -26,22 +26,24 @@ pub enum Protection {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
     /// Ask the owner to release these, up to [`BATCH`](super::BATCH); answered by
-    /// [`Book::answered`](super::Book::answered).
+    /// [`Residency::answered`](super::Residency::answered).
     Ask(Vec<Page>),
     /// Unmap it from the guest; the memory, and the PTE marker that keeps its uffd-wp bit, stay.
     Unmap(Page),
-    /// Examine an unmapped page; answered by [`Book::examined`](super::Book::examined).
+    /// Examine an unmapped page; answered by [`Residency::examined`](super::Residency::examined).
     Examine(Page),
     /// Free its memory.
     Punch(Page),
     /// Give it memory that holds zeroes.
     Zero(Page),
-    /// Give it memory, and read its content; answered by [`Book::ended`](super::Book::ended).
-    Fetch(Page, Place),
-    /// Write an unmapped page to its slot; answered by [`Book::ended`](super::Book::ended).
+    /// Give it memory, and read its content; answered by
+    /// [`Residency::ended`](super::Residency::ended).
+    Fetch(Page, Backing),
+    /// Write an unmapped page to its slot; answered by
+    /// [`Residency::ended`](super::Residency::ended).
     Save(Page, Slot),
     /// Discard the blocks behind so many slots from this one on, which hold nothing; answered by
-    /// [`Book::ended`](super::Book::ended).
+    /// [`Residency::ended`](super::Residency::ended).
     Trim(Slot, u32),
     /// Map it for the guest, and wake the accesses that wait for it.
     Map(Page, Protection),
@@ -53,18 +55,18 @@ pub enum Command {
     /// Show it to devices, which may access it from now on.
     Show(Page),
     /// Complete the ticket: all of its pages are in memory, or have been processed
-    /// ([`Book::discard`](super::Book::discard)).
+    /// ([`Residency::discard`](super::Residency::discard)).
     Done(Ticket),
     /// Submit the disk's request.
     Go(Op),
-    /// Pause the guest, which cannot continue; [`Book::retry`](super::Book::retry) when the cause
-    /// has been removed.
-    Stop(Trouble),
+    /// Pause the guest, which cannot continue; [`Residency::retry`](super::Residency::retry) when
+    /// the cause has been removed.
+    Stop(PauseReason),
 }
 
 /// Result of a command that ends later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ended {
+pub enum CommandOutcome {
     /// Of [`Command::Fetch`]: the CRC of the content read, or the error.
     Fetched(Page, Result<u32, Errno>),
     /// Of [`Command::Save`]: whether the slot was written.
@@ -79,21 +81,21 @@ pub struct Errno(pub i32);
 
 /// Reason why the guest is paused. No content is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Trouble {
+pub enum PauseReason {
     /// The store has no free slot.
     StoreFull,
     /// A slot could not be written.
     CannotSave(Slot, Errno),
     /// The content could not be read.
-    CannotFetch(Place, Errno),
+    CannotFetch(Backing, Errno),
     /// The content read is not the content that was dropped: another program changed the image, or
     /// the store is broken.
-    Changed(Place),
+    Changed(Backing),
 }
 
 /// Result of the examination of an unmapped page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Seen {
+pub struct PageExamination {
     /// The uffd-wp bit shows that no processor stored since the page was write-protected.
     pub is_clean: bool,
     /// All its bytes are 0.
