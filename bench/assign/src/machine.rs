@@ -15,7 +15,8 @@ use guest_mem::{
     GuestRam, Iommu, KeepAlive, PAGE_SIZE, PhysMem, RegisterPage, SlotMapping, SourceId,
 };
 use machine::{
-    Cx, DataPath, Effects, Function, FunctionShape, Progress, Request, Wires, functions, units,
+    DataPath, Effects, Function, FunctionContext, FunctionLines, FunctionShape, Progress, Request,
+    functions, units,
 };
 use pci::bars::{BARS, BarKind};
 use sidecore::{IdlePolicy, Sidecore, SidecoreBuilder};
@@ -83,11 +84,11 @@ impl<C> Function<C> for Idle {
 }
 
 impl<C> DataPath<C> for Idle {
-    fn poll<I: Iommu, M: PhysMem>(&mut self, _: &mut Cx<'_, I, M, C>) -> Progress {
+    fn poll<I: Iommu, M: PhysMem>(&mut self, _: &mut FunctionContext<'_, I, M, C>) -> Progress {
         Progress::Idle
     }
 
-    fn has_work<I: Iommu, M: PhysMem>(&mut self, _: &mut Cx<'_, I, M, C>) -> bool {
+    fn has_work<I: Iommu, M: PhysMem>(&mut self, _: &mut FunctionContext<'_, I, M, C>) -> bool {
         false
     }
 }
@@ -118,7 +119,7 @@ impl Machine {
         let mut guest = Guest::new(page, mapping)?;
         let mut owner = Owner::new("bench", guest.ram.clone(), Arc::new(NoLines));
         let at = owner.add_unit(Units::Vtd(port));
-        owner.add(at, function(behind)?, Wires::default());
+        owner.add(at, function(behind)?, FunctionLines::default());
         let core = SidecoreBuilder::new("sidecore")
             .cpu(Some(cpu))
             .idle(idle)

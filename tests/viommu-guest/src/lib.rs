@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use fake_driver::{FakeDriver, Rings};
 use guest_mem::{Gpa, GuestRam, PhysMem, SourceId};
-use machine::{Op, Target, Wires, functions, units};
+use machine::{FunctionLines, Op, Target, functions, units};
 use platform::interrupt::{InterruptSink, Message};
 use pv_iommu::{IommuFunction, PvIommu, Request as Change};
 use sidecore::{Activity, Handle, Nanos, PollContext, Poller, Reply, Wakes};
@@ -65,7 +65,7 @@ pub fn machine(is_trapped: bool) -> (Owner, GuestRam) {
     }
     let mut owner = Owner::new("viommu", ram.clone(), Arc::new(Nobody));
     let unit = owner.add_unit(Units::Paravirtual(unit));
-    owner.add(unit, Functions::Iommu(function), Wires::default());
+    owner.add(unit, Functions::Iommu(function), FunctionLines::default());
     (owner, ram)
 }
 

@@ -134,7 +134,7 @@ pub struct Effects {
 
 /// The registers that [`Effects`] compares.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Watched {
+struct EffectRegisters {
     command: Command,
     msi: Option<MsiRegisters>,
     msix: MsixControl,
@@ -436,10 +436,10 @@ impl GuestConfig {
         value
     }
 
-    fn watched(&self) -> Watched {
+    fn watched(&self) -> EffectRegisters {
         let command = self.space.bars().command();
         let (is_enabled, is_masked) = self.space.msix_control();
-        Watched {
+        EffectRegisters {
             command: Command {
                 memory: command & COMMAND_MEMORY != 0,
                 bus_master: command & COMMAND_BUS_MASTER != 0,
@@ -452,7 +452,7 @@ impl GuestConfig {
         }
     }
 
-    fn effects_since(&self, old: &Watched) -> Effects {
+    fn effects_since(&self, old: &EffectRegisters) -> Effects {
         let new = self.watched();
         Effects {
             command: (new.command != old.command).then_some(new.command),

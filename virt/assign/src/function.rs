@@ -19,8 +19,8 @@ use std::os::fd::RawFd;
 
 use guest_mem::{Iommu, KeepAlive, Pages, PhysMem, SourceId, Ticket};
 use machine::{
-    Cx, DataPath, Effects, Function, FunctionShape, Hold, HoldId, Invalidation, Progress,
-    TicketResult,
+    DataPath, Effects, Function, FunctionContext, FunctionShape, Hold, HoldId, Invalidation,
+    Progress, TicketResult,
 };
 use pci::msi::{Msi, MsiRegisters};
 use pci::msix::MsixTable;
@@ -29,7 +29,7 @@ use platform::interrupt::{InterruptLines, Message};
 use crate::areas::{Areas, Target};
 use crate::calls::Caller;
 use crate::config::{self, Dynamic, GuestConfig};
-use crate::hardware::{Hardware, Notice, Vectors};
+use crate::hardware::{Hardware, HostEvent, Vectors};
 use crate::reach::Reach;
 use crate::shadow::Shadow;
 use crate::unreached::Unreached;
@@ -247,8 +247,10 @@ impl<H: Hardware, C: Caller> Assigned<H, C> {
     #[cold]
     fn look_for_notices(&mut self) {
         match self.hardware.notice() {
-            Some(Notice::Error) => self.cut_off("it has reported an error that was not corrected"),
-            Some(Notice::Request) => self.cut_off("the host asks for it"),
+            Some(HostEvent::Error) => {
+                self.cut_off("it has reported an error that was not corrected")
+            }
+            Some(HostEvent::Request) => self.cut_off("the host asks for it"),
             None => {}
         }
     }
@@ -381,7 +383,7 @@ impl<H: Hardware, C: Caller, E> Function<E> for Assigned<H, C> {
 }
 
 impl<H: Hardware, C: Caller, E> DataPath<E> for Assigned<H, C> {
-    fn poll<I: Iommu, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, E>) -> Progress {
+    fn poll<I: Iommu, M: PhysMem>(&mut self, cx: &mut FunctionContext<'_, I, M, E>) -> Progress {
         let now = cx.now();
         let (unit, mem, out) = cx.follow();
         let progress = self.shadow.poll(unit, mem, now, out);
@@ -401,12 +403,16 @@ impl<H: Hardware, C: Caller, E> DataPath<E> for Assigned<H, C> {
         progress
     }
 
-    fn has_work<I: Iommu, M: PhysMem>(&mut self, _: &mut Cx<'_, I, M, E>) -> bool {
+    fn has_work<I: Iommu, M: PhysMem>(&mut self, _: &mut FunctionContext<'_, I, M, E>) -> bool {
         self.look_for_notices();
         self.shadow.has_work()
     }
 
-    fn in_use<I: Iommu, M: PhysMem>(&mut self, _: &mut Cx<'_, I, M, E>, pages: &Pages) -> u32 {
+    fn in_use<I: Iommu, M: PhysMem>(
+        &mut self,
+        _: &mut FunctionContext<'_, I, M, E>,
+        pages: &Pages,
+    ) -> u32 {
         self.reach.in_use(pages)
     }
 }

@@ -19,7 +19,7 @@ pub enum Vectors {
 
 /// A word of the host about a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Notice {
+pub enum HostEvent {
     /// It has reported an error that was not corrected.
     Error,
     /// The host wants it back.
@@ -57,7 +57,7 @@ pub trait Hardware: Send {
     }
 
     /// What the host has said since.
-    fn notice(&mut self) -> Option<Notice> {
+    fn notice(&mut self) -> Option<HostEvent> {
         None
     }
 }

@@ -12,7 +12,7 @@
 //! | [`config`] | configuration space, as the guest sees it |
 //! | [`areas`] | which bytes of BARs trap, and which may be memory slots |
 //! | [`shadow`] | follows the guest's tables: the difference between them and the book becomes calls |
-//! | [`book`], [`reach`] | what is mapped where; which pages of the guest that makes in use |
+//! | [`container_mappings`], [`reach`] | what is mapped where; which pages of the guest that makes in use |
 //! | [`policy`] | when what the guest has unmapped is unmapped here, and what bounds that |
 //! | [`calls`] | the thread that makes a container's calls, in order |
 //! | [`function`], [`hardware`] | the device as a function of a machine's owner, over a device behind a trait |
@@ -35,9 +35,9 @@
 #![deny(unsafe_code)]
 
 pub mod areas;
-pub mod book;
 pub mod calls;
 pub mod config;
+pub mod container_mappings;
 pub mod function;
 pub mod hardware;
 mod pin;

@@ -19,7 +19,7 @@ use vfio::{
 use crate::areas::Areas;
 use crate::calls::{Refusal, Table};
 use crate::config::{self, GuestConfig};
-use crate::hardware::{Hardware, Notice, Vectors};
+use crate::hardware::{Hardware, HostEvent, Vectors};
 use crate::pin::Pinned;
 
 /// Index of the region that is configuration space.
@@ -188,7 +188,7 @@ pub struct VfioHardware {
     lines: Vec<OwnedFd>,
     on: Vectors,
     memory: bool,
-    notices: [(IrqIndex, Notice, OwnedFd); 2],
+    notices: [(IrqIndex, HostEvent, OwnedFd); 2],
 }
 
 impl VfioHardware {
@@ -201,8 +201,8 @@ impl VfioHardware {
         let eventfd =
             || eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).map_err(io::Error::from);
         let notices = [
-            (IrqIndex::Err, Notice::Error, eventfd()?),
-            (IrqIndex::Req, Notice::Request, eventfd()?),
+            (IrqIndex::Err, HostEvent::Error, eventfd()?),
+            (IrqIndex::Req, HostEvent::Request, eventfd()?),
         ];
         for (index, _, fd) in &notices {
             if device.irq(*index).is_ok_and(|irq| irq.count > 0) {
@@ -319,7 +319,7 @@ impl Hardware for VfioHardware {
             .for_each(|(_, _, fd)| add(fd.as_raw_fd()));
     }
 
-    fn notice(&mut self) -> Option<Notice> {
+    fn notice(&mut self) -> Option<HostEvent> {
         // Nothing there is an error of the read.
         let has_said = |fd: &OwnedFd| rustix::io::read(fd, &mut [0; 8]).is_ok();
         let said = self.notices.iter().find(|(_, _, fd)| has_said(fd));

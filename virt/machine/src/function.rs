@@ -1,5 +1,5 @@
 //! Interface of a function to its owner: [`Function`] and [`DataPath`], the resources of one call
-//! ([`Cx`]), and the effects that a call asks for ([`Effects`]).
+//! ([`FunctionContext`]), and the effects that a call asks for ([`Effects`]).
 
 use std::ops::Range;
 use std::os::fd::RawFd;
@@ -136,7 +136,7 @@ impl<C> Effects<C> {
 
 /// Resources for one call into a function: its remapping unit, guest memory, and the list of its
 /// effects.
-pub struct Cx<'a, I, M, C> {
+pub struct FunctionContext<'a, I, M, C> {
     unit: &'a mut I,
     bypass: &'a mut NoIommu,
     mem: &'a M,
@@ -146,7 +146,7 @@ pub struct Cx<'a, I, M, C> {
     pub effects: &'a mut Effects<C>,
 }
 
-impl<'a, I, M, C> Cx<'a, I, M, C> {
+impl<'a, I, M, C> FunctionContext<'a, I, M, C> {
     /// Lends `unit`, `bypass` and `mem` at `now` (ns of a monotonic clock) to the function whose
     /// effects these are.
     #[inline]
@@ -168,7 +168,7 @@ impl<'a, I, M, C> Cx<'a, I, M, C> {
     }
 }
 
-impl<I: Iommu, M: PhysMem, C> Cx<'_, I, M, C> {
+impl<I: Iommu, M: PhysMem, C> FunctionContext<'_, I, M, C> {
     /// Returns guest memory as the function's DMA sees it. The view has no state of its own.
     #[inline]
     pub fn view(&mut self) -> View<'_, I, M> {
@@ -337,19 +337,19 @@ pub trait Function<C>: Send {
 /// dispatched dynamically.
 pub trait DataPath<C>: Function<C> {
     /// Does a bounded batch of its work, or of stopping.
-    fn poll<I: Iommu, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, C>) -> Progress;
+    fn poll<I: Iommu, M: PhysMem>(&mut self, cx: &mut FunctionContext<'_, I, M, C>) -> Progress;
 
     /// Asks the driver for doorbells, where it would not ring them otherwise. The caller then
     /// issues a fence and calls [`has_work`](Self::has_work).
-    fn arm<I: Iommu, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, C>) {
+    fn arm<I: Iommu, M: PhysMem>(&mut self, cx: &mut FunctionContext<'_, I, M, C>) {
         let _ = cx;
     }
 
     /// Returns whether a poll would find anything. A stop under way counts.
-    fn has_work<I: Iommu, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, C>) -> bool;
+    fn has_work<I: Iommu, M: PhysMem>(&mut self, cx: &mut FunctionContext<'_, I, M, C>) -> bool;
 
     /// Reverts [`arm`](Self::arm).
-    fn disarm<I: Iommu, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, C>) {
+    fn disarm<I: Iommu, M: PhysMem>(&mut self, cx: &mut FunctionContext<'_, I, M, C>) {
         let _ = cx;
     }
 
@@ -357,7 +357,11 @@ pub trait DataPath<C>: Function<C> {
     /// outlives a call and is no lease: a window, a mapping of a host's IOMMU, another process. The
     /// default is all of them. If a page in use is missing from the answer, the function may write
     /// into it after it has been given to another user; a page too many only keeps memory.
-    fn in_use<I: Iommu, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, C>, pages: &Pages) -> u32 {
+    fn in_use<I: Iommu, M: PhysMem>(
+        &mut self,
+        cx: &mut FunctionContext<'_, I, M, C>,
+        pages: &Pages,
+    ) -> u32 {
         let _ = cx;
         pages.all()
     }
@@ -370,15 +374,19 @@ pub trait ResolveFunction<C>: Send {
     /// Returns the function, to be changed.
     fn get_mut(&mut self) -> &mut dyn Function<C>;
     /// See [`DataPath::poll`].
-    fn poll<I: Iommu, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, C>) -> Progress;
+    fn poll<I: Iommu, M: PhysMem>(&mut self, cx: &mut FunctionContext<'_, I, M, C>) -> Progress;
     /// See [`DataPath::arm`].
-    fn arm<I: Iommu, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, C>);
+    fn arm<I: Iommu, M: PhysMem>(&mut self, cx: &mut FunctionContext<'_, I, M, C>);
     /// See [`DataPath::has_work`].
-    fn has_work<I: Iommu, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, C>) -> bool;
+    fn has_work<I: Iommu, M: PhysMem>(&mut self, cx: &mut FunctionContext<'_, I, M, C>) -> bool;
     /// See [`DataPath::disarm`].
-    fn disarm<I: Iommu, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, C>);
+    fn disarm<I: Iommu, M: PhysMem>(&mut self, cx: &mut FunctionContext<'_, I, M, C>);
     /// See [`DataPath::in_use`].
-    fn in_use<I: Iommu, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, C>, pages: &Pages) -> u32;
+    fn in_use<I: Iommu, M: PhysMem>(
+        &mut self,
+        cx: &mut FunctionContext<'_, I, M, C>,
+        pages: &Pages,
+    ) -> u32;
 }
 
 /// The empty set: for a machine of units alone.
@@ -393,23 +401,27 @@ impl<C> ResolveFunction<C> for NoFunction {
         match *self {}
     }
 
-    fn poll<I: Iommu, M: PhysMem>(&mut self, _: &mut Cx<'_, I, M, C>) -> Progress {
+    fn poll<I: Iommu, M: PhysMem>(&mut self, _: &mut FunctionContext<'_, I, M, C>) -> Progress {
         match *self {}
     }
 
-    fn arm<I: Iommu, M: PhysMem>(&mut self, _: &mut Cx<'_, I, M, C>) {
+    fn arm<I: Iommu, M: PhysMem>(&mut self, _: &mut FunctionContext<'_, I, M, C>) {
         match *self {}
     }
 
-    fn has_work<I: Iommu, M: PhysMem>(&mut self, _: &mut Cx<'_, I, M, C>) -> bool {
+    fn has_work<I: Iommu, M: PhysMem>(&mut self, _: &mut FunctionContext<'_, I, M, C>) -> bool {
         match *self {}
     }
 
-    fn disarm<I: Iommu, M: PhysMem>(&mut self, _: &mut Cx<'_, I, M, C>) {
+    fn disarm<I: Iommu, M: PhysMem>(&mut self, _: &mut FunctionContext<'_, I, M, C>) {
         match *self {}
     }
 
-    fn in_use<I: Iommu, M: PhysMem>(&mut self, _: &mut Cx<'_, I, M, C>, _: &Pages) -> u32 {
+    fn in_use<I: Iommu, M: PhysMem>(
+        &mut self,
+        _: &mut FunctionContext<'_, I, M, C>,
+        _: &Pages,
+    ) -> u32 {
         match *self {}
     }
 }
@@ -442,7 +454,7 @@ macro_rules! functions {
 
             fn in_use<I: $crate::function::__private::Iommu, M: $crate::function::__private::PhysMem>(
                 &mut self,
-                cx: &mut $crate::Cx<'_, I, M, $command>,
+                cx: &mut $crate::FunctionContext<'_, I, M, $command>,
                 pages: &$crate::function::__private::Pages,
             ) -> u32 {
                 match self { $(Self::$variant(function) => $crate::DataPath::in_use(function, cx, pages)),+ }
@@ -452,7 +464,7 @@ macro_rules! functions {
     (@path $command:ty; $method:ident -> $out:ty; $($variant:ident)+) => {
         fn $method<I: $crate::function::__private::Iommu, M: $crate::function::__private::PhysMem>(
             &mut self,
-            cx: &mut $crate::Cx<'_, I, M, $command>,
+            cx: &mut $crate::FunctionContext<'_, I, M, $command>,
         ) -> $out {
             match self { $(Self::$variant(function) => $crate::DataPath::$method(function, cx)),+ }
         }

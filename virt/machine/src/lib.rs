@@ -6,13 +6,13 @@
 //! pager, ledger, end ─ TicketDone, Evict, Inspect, End ─────────────────────┤
 //!                                                                           ▼
 //!                       Owner ─ poll ─▶ RemappingUnit: registers, queue ─▶ UnitSink: events, invalidations, answers
-//!                             ─ poll ─▶ Function(Cx: its unit, memory) ──▶ Effects: interrupts, routes, commands
+//!                             ─ poll ─▶ Function(FunctionContext: its unit, memory) ──▶ Effects: interrupts, routes, commands
 //! ```
 //!
 //! * [`mod@unit`]: interface of a remapping unit ([`RemappingUnit`]) and of its reports
 //!   ([`UnitSink`]), and the macro that makes a closed set of units ([`units!`]).
-//! * [`function`]: interface of a function ([`Function`]), the resources of one call ([`Cx`]) and
-//!   its effects ([`Effects`]); [`functions!`].
+//! * [`function`]: interface of a function ([`Function`]), the resources of one call
+//!   ([`FunctionContext`]) and its effects ([`Effects`]); [`functions!`].
 //! * [`owner`]: [`Owner`], the poller. [`request`]: requests of other threads. [`port`]: handles
 //!   that send them.
 //!
@@ -40,10 +40,10 @@ pub mod testing;
 pub mod unit;
 
 pub use function::{
-    Cx, DataPath, Effects, Function, FunctionCounts, FunctionShape, NoFunction, Progress,
-    ResolveFunction,
+    DataPath, Effects, Function, FunctionContext, FunctionCounts, FunctionShape, NoFunction,
+    Progress, ResolveFunction,
 };
-pub use owner::{Owner, Totals, Wires};
+pub use owner::{FunctionLines, Owner, Totals};
 pub use request::{Absent, Op, Request, Target, TicketResult};
 pub use unit::{
     Command, CommandId, CommandResult, Hold, HoldId, Invalidation, RefusedAccess, RemappingUnit,

@@ -33,7 +33,7 @@ mod effects;
 mod poller;
 mod resolve;
 
-use resolve::{FunctionUses, Lent, Listener, News, UnitCall, UnitUses};
+use resolve::{FunctionCall, FunctionUses, Listener, PendingUnitEvents, UnitCall, UnitUses};
 
 /// Limit on the time that requests may hold up an unmap or a stop, unless the user says otherwise.
 const DRAIN_LIMIT: Duration = Duration::from_nanos(guest_mem::DRAIN_LIMIT_NS);
@@ -45,12 +45,13 @@ const HOLD_LIMIT: Duration = Duration::from_secs(1);
 /// The requester of the units' own interrupts, which nothing remaps.
 const UNIT_SOURCE: SourceId = SourceId::new(0xff, 0x1f, 0);
 
-/// Leases past all units at a time ([`Cx::bypass_view`](crate::Cx::bypass_view)).
+/// Leases past all units at a time
+/// ([`FunctionContext::bypass_view`](crate::FunctionContext::bypass_view)).
 const BYPASS_LEASES: usize = 1024;
 
 /// Connections of a function to its hypervisor. A hypervisor may lack either.
 #[derive(Default)]
-pub struct Wires {
+pub struct FunctionLines {
     /// Its doorbells, which the owner reads; its port places them ([`port`](crate::port)).
     pub doorbells: Option<Box<dyn Doorbells>>,
     /// Its legacy interrupt pin.
@@ -64,7 +65,7 @@ struct Slot<F, C> {
     hears_invalidations: bool,
     is_iommu: bool,
     effects: Effects<C>,
-    wires: Wires,
+    wires: FunctionLines,
     /// A command of it has been answered since its last poll began.
     is_answered: bool,
     /// Messages of its interrupt lines, before remapping.
@@ -125,7 +126,10 @@ fn after(now: Nanos, limit: Duration) -> Nanos {
 }
 
 /// Arguments of a call into a function: its unit, and its other resources.
-type Called<'a, U, F, M> = (&'a mut U, Lent<'a, F, <U as ResolveUnit>::Command, M>);
+type Called<'a, U, F, M> = (
+    &'a mut U,
+    FunctionCall<'a, F, <U as ResolveUnit>::Command, M>,
+);
 
 /// Counters of the owner, and sums over its units and functions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -159,7 +163,7 @@ pub struct Owner<U: ResolveUnit, F, M> {
     slots: Vec<Option<Slot<F, U::Command>>>,
     bypass: NoIommu,
     interrupts: Interrupts,
-    news: News,
+    news: PendingUnitEvents,
     has_subscribers: bool,
     /// Kept for its allocation.
     wake_fds: Vec<(RawFd, u32)>,
@@ -192,7 +196,7 @@ where
             slots: Vec::new(),
             bypass: NoIommu::new(BYPASS_LEASES),
             interrupts: Interrupts::new(sink),
-            news: News::default(),
+            news: PendingUnitEvents::default(),
             has_subscribers: false,
             wake_fds: Vec::new(),
             is_listening: false,
@@ -232,7 +236,7 @@ where
     ///
     /// # Panics
     /// If there is no such unit: a builder's error.
-    pub fn add(&mut self, unit: usize, function: F, wires: Wires) -> usize {
+    pub fn add(&mut self, unit: usize, function: F, wires: FunctionLines) -> usize {
         assert!(unit < self.units.len(), "there is no unit {unit}");
         let free = self.slots.iter().position(Option::is_none);
         let number = free.unwrap_or(self.slots.len());
@@ -341,7 +345,7 @@ where
     fn lend_to(&mut self, number: usize, now: Nanos) -> Option<Called<'_, U, F, M>> {
         let slot = self.slots.get_mut(number)?.as_mut()?;
         let unit = &mut self.units[slot.unit];
-        let lent = Lent {
+        let lent = FunctionCall {
             slot,
             bypass: &mut self.bypass,
             mem: &self.mem,

@@ -2,7 +2,7 @@
 
 use guest_mem::{NoIommu, SourceId};
 
-use crate::{Cx, Effects, HoldId};
+use crate::{Effects, FunctionContext, HoldId};
 
 /// Makes the empty list of function number `number`, whose requester is `source`.
 #[must_use]
@@ -18,8 +18,8 @@ pub fn lent<'a, I, M, C>(
     mem: &'a M,
     now: u64,
     effects: &'a mut Effects<C>,
-) -> Cx<'a, I, M, C> {
-    Cx::new(unit, bypass, mem, now, effects)
+) -> FunctionContext<'a, I, M, C> {
+    FunctionContext::new(unit, bypass, mem, now, effects)
 }
 
 /// Takes the invalidations that a function has released, in the order in which it did.

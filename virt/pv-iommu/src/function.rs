@@ -15,8 +15,8 @@ use std::sync::atomic::{Ordering, fence};
 
 use guest_mem::{Iommu as Unit, KeepAlive, Pages, PhysMem, SourceId, Ticket};
 use machine::{
-    CommandId, CommandResult, Cx, DataPath, Effects, Function, FunctionCounts, FunctionShape, Hold,
-    HoldId, Invalidation, Progress, RefusedAccess, TicketResult,
+    CommandId, CommandResult, DataPath, Effects, Function, FunctionContext, FunctionCounts,
+    FunctionShape, Hold, HoldId, Invalidation, Progress, RefusedAccess, TicketResult,
 };
 use platform::interrupt::Message;
 use vio::Device;
@@ -222,7 +222,10 @@ impl Function<Request> for IommuFunction {
 }
 
 impl DataPath<Request> for IommuFunction {
-    fn poll<I: Unit, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, Request>) -> Progress {
+    fn poll<I: Unit, M: PhysMem>(
+        &mut self,
+        cx: &mut FunctionContext<'_, I, M, Request>,
+    ) -> Progress {
         let now = cx.now();
         if !self.is_awake(now) {
             return Progress::Idle;
@@ -243,15 +246,18 @@ impl DataPath<Request> for IommuFunction {
         progress
     }
 
-    fn arm<I: Unit, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, Request>) {
+    fn arm<I: Unit, M: PhysMem>(&mut self, cx: &mut FunctionContext<'_, I, M, Request>) {
         self.inner.arm_through(&mut cx.bypass_view());
     }
 
-    fn has_work<I: Unit, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, Request>) -> bool {
+    fn has_work<I: Unit, M: PhysMem>(
+        &mut self,
+        cx: &mut FunctionContext<'_, I, M, Request>,
+    ) -> bool {
         self.inner.has_work_through(&mut cx.bypass_view())
     }
 
-    fn disarm<I: Unit, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, Request>) {
+    fn disarm<I: Unit, M: PhysMem>(&mut self, cx: &mut FunctionContext<'_, I, M, Request>) {
         // A trapped one's driver goes on ringing.
         if self.bell.is_none() {
             self.inner.disarm_through(&mut cx.bypass_view());
@@ -260,7 +266,7 @@ impl DataPath<Request> for IommuFunction {
 
     fn in_use<I: Unit, M: PhysMem>(
         &mut self,
-        cx: &mut Cx<'_, I, M, Request>,
+        cx: &mut FunctionContext<'_, I, M, Request>,
         pages: &Pages,
     ) -> u32 {
         self.inner.in_use_through(&cx.bypass_view(), pages)

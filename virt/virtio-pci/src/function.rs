@@ -32,8 +32,8 @@ use std::os::fd::RawFd;
 
 use guest_mem::{Dma, Iommu, Iova, KeepAlive, Pages, PhysMem, SourceId, Ticket};
 use machine::{
-    Cx, DataPath, Effects, Function, FunctionCounts, FunctionShape, Hold, HoldId, Invalidation,
-    Progress, Scope, TicketResult,
+    DataPath, Effects, Function, FunctionContext, FunctionCounts, FunctionShape, Hold, HoldId,
+    Invalidation, Progress, Scope, TicketResult,
 };
 use pci::bars::COMMAND_BUS_MASTER;
 use pci::config::ConfigSpace;
@@ -542,25 +542,29 @@ impl<D: QueueDevice> VirtioFunction<D> {
 }
 
 impl<D: QueueDevice + Send, C> DataPath<C> for VirtioFunction<D> {
-    fn poll<I: Iommu, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, C>) -> Progress {
+    fn poll<I: Iommu, M: PhysMem>(&mut self, cx: &mut FunctionContext<'_, I, M, C>) -> Progress {
         let now = cx.now();
         let (mut dma, effects) = cx.split();
         self.poll_through(&mut dma, effects, now)
     }
 
-    fn arm<I: Iommu, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, C>) {
+    fn arm<I: Iommu, M: PhysMem>(&mut self, cx: &mut FunctionContext<'_, I, M, C>) {
         self.arm_through(&mut cx.view());
     }
 
-    fn has_work<I: Iommu, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, C>) -> bool {
+    fn has_work<I: Iommu, M: PhysMem>(&mut self, cx: &mut FunctionContext<'_, I, M, C>) -> bool {
         self.has_work_through(&mut cx.view())
     }
 
-    fn disarm<I: Iommu, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, C>) {
+    fn disarm<I: Iommu, M: PhysMem>(&mut self, cx: &mut FunctionContext<'_, I, M, C>) {
         self.disarm_through(&mut cx.view());
     }
 
-    fn in_use<I: Iommu, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, C>, pages: &Pages) -> u32 {
+    fn in_use<I: Iommu, M: PhysMem>(
+        &mut self,
+        cx: &mut FunctionContext<'_, I, M, C>,
+        pages: &Pages,
+    ) -> u32 {
         self.in_use_through(&cx.view(), pages)
     }
 }

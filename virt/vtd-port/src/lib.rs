@@ -94,9 +94,9 @@ pub struct VtdPort {
 }
 
 /// What a unit tells, in the machine's words.
-struct Telling<'a, S>(&'a mut S);
+struct SinkAdapter<'a, S>(&'a mut S);
 
-impl<S: UnitSink> vtd::Sink for Telling<'_, S> {
+impl<S: UnitSink> vtd::Sink for SinkAdapter<'_, S> {
     fn msi(&mut self, address: u64, data: u32) {
         self.0.interrupt(Message { address, data });
     }
@@ -320,7 +320,7 @@ impl<C> RemappingUnit<C> for VtdPort {
 
     #[inline]
     fn poll<M: PhysMem>(&mut self, mem: &M, now: u64, sink: &mut impl UnitSink) -> UnitPoll {
-        let is_busy = self.poll_unit(mem, now, &mut Telling(sink));
+        let is_busy = self.poll_unit(mem, now, &mut SinkAdapter(sink));
         UnitPoll {
             is_busy,
             cost: self.unit.take_cost(),
@@ -336,7 +336,7 @@ impl<C> RemappingUnit<C> for VtdPort {
                 offset, len, value, ..
             } => {
                 if let Some((offset, len)) = register(offset, len) {
-                    self.take_log(mem, now, &mut Telling(sink));
+                    self.take_log(mem, now, &mut SinkAdapter(sink));
                     self.write(offset, len, value);
                 }
                 0

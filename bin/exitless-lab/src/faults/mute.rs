@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use guest_mem::{Iommu, Pages, PhysMem};
-use machine::{Cx, Function, Progress, ResolveFunction};
+use machine::{Function, FunctionContext, Progress, ResolveFunction};
 use pv_iommu::{IommuFunction, Request};
 use vio::balloon::Balloon;
 use vio::net::Net;
@@ -105,7 +105,10 @@ impl<F: ResolveFunction<Request>> ResolveFunction<Request> for Muting<F> {
         self.inner.get_mut()
     }
 
-    fn poll<I: Iommu, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, Request>) -> Progress {
+    fn poll<I: Iommu, M: PhysMem>(
+        &mut self,
+        cx: &mut FunctionContext<'_, I, M, Request>,
+    ) -> Progress {
         if let Some(silence) = &mut self.silence
             && silence.lasts(cx.now(), self.inner.get().counts().requests)
         {
@@ -114,21 +117,24 @@ impl<F: ResolveFunction<Request>> ResolveFunction<Request> for Muting<F> {
         self.inner.poll(cx)
     }
 
-    fn arm<I: Iommu, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, Request>) {
+    fn arm<I: Iommu, M: PhysMem>(&mut self, cx: &mut FunctionContext<'_, I, M, Request>) {
         self.inner.arm(cx);
     }
 
-    fn has_work<I: Iommu, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, Request>) -> bool {
+    fn has_work<I: Iommu, M: PhysMem>(
+        &mut self,
+        cx: &mut FunctionContext<'_, I, M, Request>,
+    ) -> bool {
         self.inner.has_work(cx)
     }
 
-    fn disarm<I: Iommu, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, Request>) {
+    fn disarm<I: Iommu, M: PhysMem>(&mut self, cx: &mut FunctionContext<'_, I, M, Request>) {
         self.inner.disarm(cx);
     }
 
     fn in_use<I: Iommu, M: PhysMem>(
         &mut self,
-        cx: &mut Cx<'_, I, M, Request>,
+        cx: &mut FunctionContext<'_, I, M, Request>,
         pages: &Pages,
     ) -> u32 {
         self.inner.in_use(cx, pages)

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use anyhow::Result;
 use guest_mem::{NoIommu, PhysMem, SourceId};
 use kvm::doorbells::{IoEvents, KvmDoorbells};
-use machine::{FunctionShape, Wires};
+use machine::{FunctionLines, FunctionShape};
 use platform::doorbell::Doorbells;
 use platform::memory::PlaceMemory;
 
@@ -131,7 +131,7 @@ impl<'a, F: Functions, M: PhysMem> Plugs<'a, F, M> {
     ) -> usize {
         let (source, shape) = (function.get().source(), function.get().shape());
         let events = doorbells.as_ref().map(KvmDoorbells::events);
-        let wires = Wires {
+        let wires = FunctionLines {
             doorbells: doorbells.map(|doorbells| Box::new(doorbells) as Box<dyn Doorbells>),
             pin: None,
         };

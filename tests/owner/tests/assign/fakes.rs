@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use assign::calls::{Call, CallId, CallThread, Caller, Done};
-use assign::hardware::{Hardware, Notice, Vectors};
+use assign::hardware::{Hardware, HostEvent, Vectors};
 use platform::interrupt::{InterruptLines, Message};
 
 /// State of the device, and a record of the calls to it.
@@ -25,7 +25,7 @@ pub struct Device {
     pub registers: BTreeMap<(u8, u64), u8>,
     /// Accesses: BAR, offset, bytes; whether it was a write.
     pub accesses: Vec<(u8, u64, usize, bool)>,
-    pub notice: Option<Notice>,
+    pub notice: Option<HostEvent>,
     /// Configuration space, word by word; zero elsewhere.
     pub config: BTreeMap<u16, u16>,
 }
@@ -91,7 +91,7 @@ impl Hardware for FakeHardware {
         device.vectors = Some(Vectors::Off);
     }
 
-    fn notice(&mut self) -> Option<Notice> {
+    fn notice(&mut self) -> Option<HostEvent> {
         self.device().notice.take()
     }
 }

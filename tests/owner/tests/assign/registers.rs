@@ -1,6 +1,6 @@
 //! Configuration space, BARs and interrupts, as the guest's driver uses them.
 
-use assign::hardware::{Notice, Vectors};
+use assign::hardware::{HostEvent, Vectors};
 use guest_mem::GuestRam;
 use platform::interrupt::Message;
 
@@ -287,7 +287,7 @@ fn a_function_reset_answers_ones_while_it_runs_and_keeps_mappings() {
 
 #[test]
 fn an_error_and_a_request_of_the_host_leave_an_empty_slot() {
-    for notice in [Notice::Error, Notice::Request] {
+    for notice in [HostEvent::Error, HostEvent::Request] {
         let mut world = started();
         let table = world.boot()[0];
         world.map((table, 1), 16, DATA, 1, RW);

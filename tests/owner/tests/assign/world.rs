@@ -18,7 +18,7 @@ use assign::shadow::{Counts, Limits, Mode, Shadow};
 use assign::vfio_device::{Held, VfioTable};
 use dma_map::iova::Access;
 use guest_mem::{Gpa, GuestRam, PAGE_SIZE, Pages, SourceId};
-use machine::{Op, Request, Target, Wires, functions, units};
+use machine::{FunctionLines, Op, Request, Target, functions, units};
 use platform::interrupt::{InterruptSink, Message};
 use sidecore::{Nanos, PollContext, Poller, Reply, Wakes};
 use vfio::testing::{FakeCall, FakeKernel};
@@ -226,7 +226,7 @@ impl<M: Memory> World<M> {
             reach: self.reach.clone(),
         });
         let function = Functions::Assigned(assigned);
-        let number = self.owner.add(0, function, Wires::default());
+        let number = self.owner.add(0, function, FunctionLines::default());
         self.seats.push(Seat {
             number,
             source,

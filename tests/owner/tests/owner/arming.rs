@@ -6,7 +6,7 @@ use guest_mem::RegPage;
 use sidecore::{Activity, Poller};
 use vio::blk::request::{STATUS_OK, kind};
 
-use machine::{Op, Wires};
+use machine::{FunctionLines, Op};
 use virtio_pci::VirtioFunction;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 use vtd_port::VtdPort;
@@ -155,7 +155,7 @@ fn a_doorbell_that_rang_for_nothing_does_not_keep_the_core_awake() {
         .map(|_| EventFd::new(EFD_NONBLOCK).unwrap())
         .collect();
     let bell = fds[0].as_raw_fd();
-    let wires = Wires {
+    let wires = FunctionLines {
         doorbells: Some(Box::new(Bells::new(fds))),
         pin: None,
     };

@@ -4,7 +4,7 @@
 use std::sync::{Arc, Mutex};
 
 use guest_mem::{Gpa, GuestRam, Ticket};
-use machine::Wires;
+use machine::FunctionLines;
 use vio::balloon::{Balloon, BalloonConfig, BalloonIo, PageRange};
 use virtio_pci::VirtioFunction;
 use virtio_pci::function::{COMMON, DEVICE};
@@ -64,7 +64,7 @@ fn guest() -> (Guest<ByHand>, Recorder) {
         ("balloon".into(), &ram, &messages),
         Units::Vtd(VtdPort::trap(vtd::Unit::new(vtd::Config::default()))),
         Functions::Balloon(VirtioFunction::new(DISK, device)),
-        Wires::default(),
+        FunctionLines::default(),
     );
     let parts = Parts {
         ram,

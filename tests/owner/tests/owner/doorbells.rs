@@ -8,7 +8,7 @@ use std::thread;
 
 use guest_mem::SourceId;
 use machine::port::OwnedFunction;
-use machine::{FunctionShape, ResolveFunction, Wires};
+use machine::{FunctionLines, FunctionShape, ResolveFunction};
 use pci::bars::{BARS, COMMAND, COMMAND_MEMORY, FIRST_BAR};
 use pci::bus::{Ecam, PciBus, PciWindow, Windows};
 use pci::host_bridge::HostBridge;
@@ -137,7 +137,7 @@ fn a_bar_that_moves_holds_up_no_other_device_of_the_core() {
         begun,
         may_end: Mutex::new(may_end),
     };
-    let number = owner.add(0, function, Wires::default());
+    let number = owner.add(0, function, FunctionLines::default());
     let core = SidecoreBuilder::new("doorbells")
         .spawn(vec![owner])
         .unwrap();
@@ -204,7 +204,7 @@ fn a_doorbell_rings_where_its_bar_is_decoded_and_nowhere_else() {
     });
     let function = Functions::Disk(function);
     let shape = shape(&function);
-    let wires = Wires {
+    let wires = FunctionLines {
         doorbells: Some(Box::new(Bells::new(fds))),
         pin: None,
     };
@@ -286,7 +286,7 @@ fn memory_of_a_bar_is_there_only_while_the_function_decodes_it() {
         ("memory".into(), &parts.ram, &parts.messages),
         unit,
         function,
-        Wires::default(),
+        FunctionLines::default(),
     );
     let core = SidecoreBuilder::new("memory").spawn(vec![owner]).unwrap();
     let memory = Arc::new(ShownMemory {

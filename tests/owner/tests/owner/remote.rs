@@ -9,7 +9,7 @@ use vio::{ActivateError, QueueConfig, Remote, RemoteDevice, feature};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use guest_mem::NoIommu;
-use machine::Wires;
+use machine::FunctionLines;
 use platform::interrupt::{InterruptLines, Message};
 use virtio_pci::VirtioFunction;
 use virtio_pci::common::status::NEEDS_RESET;
@@ -158,7 +158,7 @@ fn guest(limit: Duration) -> (Guest<ByHand>, Shared) {
         ("remote".into(), &ram, &messages),
         Units::None(NoIommu::new(16)),
         Functions::Remote(function),
-        Wires::default(),
+        FunctionLines::default(),
     )
     .with_drain_limit(limit);
     let parts = Parts {

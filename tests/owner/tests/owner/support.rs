@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use fake_driver::{FakeDriver, Rings};
 use guest_mem::{Gpa, GuestRam, NoIommu, PhysMem, RegPage, RegisterPage, SlotMapping, SourceId};
-use machine::{Op, Target, Wires, functions, units};
+use machine::{FunctionLines, Op, Target, functions, units};
 use platform::interrupt::{InterruptSink, Message};
 use sidecore::{Activity, Answer, ArmError, Handle, Nanos, PollContext, Poller, Reply, Wakes};
 use vio::Remote;
@@ -280,7 +280,7 @@ pub fn machine(mode: Mode, drain_limit: Duration, device: Disk) -> (Owner, Parts
         (format!("{mode:?}"), &ram, &messages),
         Units::Vtd(port),
         Functions::Disk(VirtioFunction::new(DISK, device)),
-        Wires::default(),
+        FunctionLines::default(),
     )
     .with_drain_limit(drain_limit);
     (
@@ -298,7 +298,7 @@ pub fn owner_of(
     (name, ram, messages): (String, &GuestRam, &Messages),
     unit: Units,
     function: Functions,
-    wires: Wires,
+    wires: FunctionLines,
 ) -> Owner {
     let mut owner = Owner::new(name, ram.clone(), Arc::new(messages.clone()));
     let unit = owner.add_unit(unit);

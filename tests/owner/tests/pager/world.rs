@@ -10,7 +10,8 @@ use guest_mem::{
     Access, DmaFault, Gpa, Iova, KeepAlive, NoIommu, PAGE_SIZE, PhysMem, SourceId, Stop, Ticket,
 };
 use machine::{
-    Absent, Op, RemappingUnit, Target, UnitControl, UnitPoll, UnitSink, Wires, functions, units,
+    Absent, FunctionLines, Op, RemappingUnit, Target, UnitControl, UnitPoll, UnitSink, functions,
+    units,
 };
 use platform::interrupt::{InterruptSink, Message};
 use sidecore::{Nanos, PollContext, Poller, Reply, Wakes};
@@ -248,12 +249,12 @@ impl Machine {
             };
             let device = Blk::new(config, io).unwrap();
             let function = Functions::Disk(VirtioFunction::new(source(number), device));
-            assert_eq!(owner.add(unit, function, Wires::default()), number);
+            assert_eq!(owner.add(unit, function, FunctionLines::default()), number);
         }
         let cable = Cable::default();
         let net = Net::new([2, 0, 0, 0, 0, 1], QUEUE_SIZE, Box::new(cable.clone())).unwrap();
         let net = Functions::Net(VirtioFunction::new(source(NET), net));
-        assert_eq!(owner.add(vtd, net, Wires::default()), NET);
+        assert_eq!(owner.add(vtd, net, FunctionLines::default()), NET);
         let mut machine = Self {
             owner,
             cpu: Cpu(pager.clone()),

@@ -8,7 +8,9 @@ use fake_mem::{ArrayMem, PagedMem};
 use guest_mem::{
     Dma, Gpa, Iommu, Iova, Leases, NoIommu, Pages, Perm, PhysMem, SourceId, Stop, View, Window,
 };
-use machine::{Cx, DataPath, Progress, Request, Target, Wires, functions, units};
+use machine::{
+    DataPath, FunctionContext, FunctionLines, Progress, Request, Target, functions, units,
+};
 use sidecore::{IdlePolicy, Reply, SidecoreBuilder};
 
 use crate::{ByHand, Plain, plain};
@@ -45,7 +47,10 @@ impl Plain for Reader {
 }
 
 impl DataPath<Infallible> for Reader {
-    fn poll<I: Iommu, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, Infallible>) -> Progress {
+    fn poll<I: Iommu, M: PhysMem>(
+        &mut self,
+        cx: &mut FunctionContext<'_, I, M, Infallible>,
+    ) -> Progress {
         if !self.is_stopped && self.window.is_none() {
             match cx.view().window(self.at, 8, Perm::Read) {
                 Ok(window) => self.window = Some(window),
@@ -56,13 +61,16 @@ impl DataPath<Infallible> for Reader {
         Progress::Idle
     }
 
-    fn has_work<I: Iommu, M: PhysMem>(&mut self, _: &mut Cx<'_, I, M, Infallible>) -> bool {
+    fn has_work<I: Iommu, M: PhysMem>(
+        &mut self,
+        _: &mut FunctionContext<'_, I, M, Infallible>,
+    ) -> bool {
         false
     }
 
     fn in_use<I: Iommu, M: PhysMem>(
         &mut self,
-        _: &mut Cx<'_, I, M, Infallible>,
+        _: &mut FunctionContext<'_, I, M, Infallible>,
         pages: &Pages,
     ) -> u32 {
         let window = self.window.as_ref();
@@ -79,11 +87,17 @@ impl Plain for Silent {
 }
 
 impl DataPath<Infallible> for Silent {
-    fn poll<I: Iommu, M: PhysMem>(&mut self, _: &mut Cx<'_, I, M, Infallible>) -> Progress {
+    fn poll<I: Iommu, M: PhysMem>(
+        &mut self,
+        _: &mut FunctionContext<'_, I, M, Infallible>,
+    ) -> Progress {
         Progress::Idle
     }
 
-    fn has_work<I: Iommu, M: PhysMem>(&mut self, _: &mut Cx<'_, I, M, Infallible>) -> bool {
+    fn has_work<I: Iommu, M: PhysMem>(
+        &mut self,
+        _: &mut FunctionContext<'_, I, M, Infallible>,
+    ) -> bool {
         false
     }
 }
@@ -103,7 +117,7 @@ fn pages_under_leases_and_in_windows_stay_and_the_rest_is_absent_at_once() {
     let mut machine = ByHand::<Units, Functions, _>::over(mem.clone());
     let unit = machine.owner.add_unit(Units::None(NoIommu::new(8)));
     let reader = Functions::Reader(Reader::default());
-    let reader = machine.owner.add(unit, reader, Wires::default());
+    let reader = machine.owner.add(unit, reader, FunctionLines::default());
     let target = Target::Function(reader);
     machine.write(target, 0, 0, 0x2008);
     machine.poll();
@@ -154,7 +168,7 @@ fn an_owner_that_sleeps_is_woken_and_keeps_its_windows() {
     let mut machine = ByHand::<Units, Functions, _>::over(PagedMem::new(ArrayMem::new(0x8000)));
     let unit = machine.owner.add_unit(Units::None(NoIommu::new(8)));
     let reader = Functions::Reader(Reader::default());
-    let reader = machine.owner.add(unit, reader, Wires::default());
+    let reader = machine.owner.add(unit, reader, FunctionLines::default());
     machine.write(Target::Function(reader), 0, 0, 0x2008);
     machine.poll();
     let core = SidecoreBuilder::new("sleeper")
@@ -186,7 +200,7 @@ fn a_function_that_does_not_say_what_it_uses_keeps_everything() {
     assert_eq!(evict(&mut machine), u32::from(u8::MAX));
     machine
         .owner
-        .add(unit, Functions::Silent(Silent), Wires::default());
+        .add(unit, Functions::Silent(Silent), FunctionLines::default());
     assert_eq!(evict(&mut machine), 0);
 }
 

@@ -8,7 +8,8 @@ use std::sync::mpsc::channel;
 
 use guest_mem::{Dma, Iommu, Iova, KeepAlive, LeaseId, NoIommu, Perm, PhysMem, SourceId};
 use machine::{
-    Cx, DataPath, Effects, Function, FunctionShape, Op, Progress, Target, Wires, functions, units,
+    DataPath, Effects, Function, FunctionContext, FunctionLines, FunctionShape, Op, Progress,
+    Target, functions, units,
 };
 use pci::bars::{BARS, BarKind, COMMAND_BUS_MASTER};
 use pci::config::ConfigSpace;
@@ -133,7 +134,7 @@ impl Function<()> for Assigned {
 }
 
 impl DataPath<()> for Assigned {
-    fn poll<I: Iommu, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, ()>) -> Progress {
+    fn poll<I: Iommu, M: PhysMem>(&mut self, cx: &mut FunctionContext<'_, I, M, ()>) -> Progress {
         let (mut dma, effects) = cx.split();
         if let (Some(at), None, false) = (self.wanted.take(), self.lease, self.is_over) {
             let lease = dma.lease(Iova::new(at), 8, Perm::Write).unwrap();
@@ -149,7 +150,7 @@ impl DataPath<()> for Assigned {
         Progress::Idle
     }
 
-    fn has_work<I: Iommu, M: PhysMem>(&mut self, _: &mut Cx<'_, I, M, ()>) -> bool {
+    fn has_work<I: Iommu, M: PhysMem>(&mut self, _: &mut FunctionContext<'_, I, M, ()>) -> bool {
         self.wanted.is_some() || self.is_done.load(Ordering::Relaxed)
     }
 }
@@ -159,7 +160,7 @@ fn interrupts_come_by_pin_or_msix_and_removal_waits_for_the_end_of_dma() {
     let mut machine = ByHand::<Units, Functions>::new();
     let unit = machine.owner.add_unit(Units::None(NoIommu::new(16)));
     let (is_done, pin) = (Arc::<AtomicBool>::default(), Pin::default());
-    let wires = Wires {
+    let wires = FunctionLines {
         doorbells: None,
         pin: Some(Box::new(pin.clone())),
     };

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex};
 
 use guest_mem::{Access, DmaFault, Iommu, NoIommu, PhysMem, SourceId, Stop, Ticket};
 use machine::{
-    Absent, Cx, DataPath, Invalidation, Progress, RemappingUnit, Request, Scope, Target,
-    UnitControl, UnitPoll, UnitSink, Wires, functions, units,
+    Absent, DataPath, FunctionContext, FunctionLines, Invalidation, Progress, RemappingUnit,
+    Request, Scope, Target, UnitControl, UnitPoll, UnitSink, functions, units,
 };
 use platform::interrupt::Message;
 
@@ -86,7 +86,7 @@ impl Plain for Pulse {
 }
 
 impl DataPath<()> for Pulse {
-    fn poll<I: Iommu, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, ()>) -> Progress {
+    fn poll<I: Iommu, M: PhysMem>(&mut self, cx: &mut FunctionContext<'_, I, M, ()>) -> Progress {
         for _ in 0..std::mem::take(&mut self.raises) {
             cx.effects.messages.push(MESSAGE);
         }
@@ -96,7 +96,7 @@ impl DataPath<()> for Pulse {
         Progress::Idle
     }
 
-    fn has_work<I: Iommu, M: PhysMem>(&mut self, _: &mut Cx<'_, I, M, ()>) -> bool {
+    fn has_work<I: Iommu, M: PhysMem>(&mut self, _: &mut FunctionContext<'_, I, M, ()>) -> bool {
         false
     }
 }
@@ -130,7 +130,7 @@ fn messages_and_lines_wait_for_their_table_and_lines_follow_its_changes() {
     let pulse = Pulse::default();
     let line = pulse.line.clone();
     let pulse = Functions::Pulse(pulse);
-    let function = Target::Function(machine.owner.add(unit, pulse, Wires::default()));
+    let function = Target::Function(machine.owner.add(unit, pulse, FunctionLines::default()));
     let source = SourceId::new(0, 1, 0);
 
     // Two equal messages that wait are one.

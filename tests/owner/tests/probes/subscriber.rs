@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use guest_mem::{Iommu, Iova, KeepAlive, PhysMem, SourceId};
 use machine::{
-    Cx, DataPath, Effects, Function, FunctionShape, Hold, HoldId, Invalidation, Op, Progress,
-    Scope, Target, Wires, functions, units,
+    DataPath, Effects, Function, FunctionContext, FunctionLines, FunctionShape, Hold, HoldId,
+    Invalidation, Op, Progress, Scope, Target, functions, units,
 };
 use vtd::spec::registers as reg;
 use vtd_port::VtdPort;
@@ -92,13 +92,13 @@ impl Function<()> for Follower {
 }
 
 impl DataPath<()> for Follower {
-    fn poll<I: Iommu, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, ()>) -> Progress {
+    fn poll<I: Iommu, M: PhysMem>(&mut self, cx: &mut FunctionContext<'_, I, M, ()>) -> Progress {
         let released = self.to_release.drain(..);
         released.for_each(|hold| cx.effects.release(hold));
         Progress::Idle
     }
 
-    fn has_work<I: Iommu, M: PhysMem>(&mut self, _: &mut Cx<'_, I, M, ()>) -> bool {
+    fn has_work<I: Iommu, M: PhysMem>(&mut self, _: &mut FunctionContext<'_, I, M, ()>) -> bool {
         !self.to_release.is_empty()
     }
 }
@@ -122,7 +122,7 @@ impl Guest {
                 insists,
                 ..Follower::default()
             });
-            machine.owner.add(unit, follower, Wires::default());
+            machine.owner.add(unit, follower, FunctionLines::default());
         }
         let mut guest = Self {
             machine,

@@ -8,8 +8,8 @@ use guest_mem::{
     SourceId, View,
 };
 use machine::{
-    Command, CommandId, CommandResult, Cx, DataPath, Progress, RemappingUnit, Target, UnitControl,
-    UnitPoll, UnitSink, Wires, functions, units,
+    Command, CommandId, CommandResult, DataPath, FunctionContext, FunctionLines, Progress,
+    RemappingUnit, Target, UnitControl, UnitPoll, UnitSink, functions, units,
 };
 
 use crate::{ByHand, Plain, plain};
@@ -132,7 +132,10 @@ impl Plain for Viommu {
 }
 
 impl DataPath<Change> for Viommu {
-    fn poll<I: Iommu, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, Change>) -> Progress {
+    fn poll<I: Iommu, M: PhysMem>(
+        &mut self,
+        cx: &mut FunctionContext<'_, I, M, Change>,
+    ) -> Progress {
         let (mut dma, effects) = cx.split_bypass();
         for entry in self.answers.drain(..) {
             dma.write(Iova::new(entry + 24), &[1]).unwrap();
@@ -153,7 +156,10 @@ impl DataPath<Change> for Viommu {
         Progress::Idle
     }
 
-    fn has_work<I: Iommu, M: PhysMem>(&mut self, _: &mut Cx<'_, I, M, Change>) -> bool {
+    fn has_work<I: Iommu, M: PhysMem>(
+        &mut self,
+        _: &mut FunctionContext<'_, I, M, Change>,
+    ) -> bool {
         self.taken < self.available
     }
 }
@@ -168,7 +174,7 @@ fn an_unmap_is_answered_when_nothing_uses_the_page() {
         generation: 0,
     }));
     let viommu = Functions::Viommu(Viommu::default());
-    let viommu = Target::Function(machine.owner.add(unit, viommu, Wires::default()));
+    let viommu = Target::Function(machine.owner.add(unit, viommu, FunctionLines::default()));
     let device = SourceId::new(0, 2, 0);
     let iova = Iova::new(0xf_0000);
     let ram = machine.ram.clone();

@@ -3,8 +3,8 @@
 use guest_mem::{Budget, Found, Iommu, Next, PAGE_SIZE, PhysMem, Stop};
 
 use super::{Pause, Phase, Shadow, TOGETHER, Task, iova};
-use crate::book::Mapping;
 use crate::calls::{Caller, MOST};
+use crate::container_mappings::Mapping;
 
 /// How far a check is.
 #[derive(Debug)]

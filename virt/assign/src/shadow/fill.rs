@@ -4,9 +4,9 @@ use dma_map::iova::Access;
 use guest_mem::{Access as MemAccess, Budget, Gpa, Intent, Iommu, Next, PAGE_SIZE, PhysMem, Stop};
 
 use super::check::access_of;
-use super::{Asked, Mode, Pause, Phase, Shadow, State, Task, iova};
-use crate::book::Mapping;
+use super::{HostCall, Mode, Pause, Phase, Shadow, State, Task, iova};
 use crate::calls::{Call, CallId, Caller, MOST, Refusal};
+use crate::container_mappings::Mapping;
 use crate::pin::Pinned;
 use crate::policy::HostPolicy;
 
@@ -257,7 +257,7 @@ impl<C: Caller> Shadow<C> {
             memory,
             access: mapping.access,
         };
-        self.submit(call, Asked::Map(mapping, was_refused))
+        self.submit(call, HostCall::Map(mapping, was_refused))
     }
 
     /// The host has refused a map. Where it is full, what is stale goes, and it is asked once more.

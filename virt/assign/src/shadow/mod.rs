@@ -52,8 +52,8 @@ use dma_map::risk::Risk;
 use guest_mem::{Attachment, Budget, Iommu, Iova, PAGE_SIZE, PhysMem, SourceId, Stop, Ticket};
 use machine::{Effects, Hold, HoldId, Invalidation, Progress, Scope};
 
-use crate::book::{Book, Mapping};
 use crate::calls::{Call, CallId, Caller, Done, MOST};
+use crate::container_mappings::{ContainerMappings, Mapping};
 use crate::policy::{Account, HostPolicy};
 use crate::reach::Reach;
 use check::Check;
@@ -180,13 +180,13 @@ impl Task {
 #[derive(Debug)]
 struct UnderWay {
     id: CallId,
-    what: Asked,
+    what: HostCall,
     /// When it was asked for, ns.
     since: u64,
 }
 
 #[derive(Debug)]
-enum Asked {
+enum HostCall {
     /// The mapping; whether it was refused before.
     Map(Mapping, bool),
     /// Mappings, and since when each is stale in the guest's belief.
@@ -219,7 +219,7 @@ pub struct Shadow<C> {
     limits: Limits,
     policy: HostPolicy,
     caller: C,
-    book: Book,
+    book: ContainerMappings,
     mode: Mode,
     /// Translation is off, and the device reaches nothing therefore.
     is_off: bool,
@@ -236,7 +236,7 @@ pub struct Shadow<C> {
     is_resetting: bool,
     failure: Option<String>,
     /// Kinds of refusals that the log has had.
-    said: Said,
+    said: LoggedOnce,
     /// A hold has lasted for too long: calls that unmap are watched.
     overdue: bool,
     /// Mappings whose call failed: in reach until the container is closed.
@@ -246,7 +246,7 @@ pub struct Shadow<C> {
 }
 
 #[derive(Debug, Default)]
-struct Said {
+struct LoggedOnce {
     not_ram: bool,
     not_allowed: bool,
     refused: bool,
@@ -268,7 +268,7 @@ impl<C: Caller> Shadow<C> {
             limits,
             policy,
             caller,
-            book: Book::new(reach),
+            book: ContainerMappings::new(reach),
             mode: Mode::Nothing,
             is_off: false,
             is_granular: false,
@@ -281,7 +281,7 @@ impl<C: Caller> Shadow<C> {
             state: State::Open,
             is_resetting: false,
             failure: None,
-            said: Said::default(),
+            said: LoggedOnce::default(),
             overdue: false,
             unended: Vec::new(),
             now: 0,
@@ -386,7 +386,7 @@ impl<C: Caller> Shadow<C> {
         self.tear_down_stale(stale);
         // They were the last policy's.
         for call in &mut self.calls {
-            if let Asked::Unmap(mappings) = &mut call.what {
+            if let HostCall::Unmap(mappings) = &mut call.what {
                 for since in mappings.iter_mut().filter_map(|(_, since)| since.take()) {
                     self.account.end(self.now.saturating_sub(since));
                 }
@@ -400,7 +400,7 @@ impl<C: Caller> Shadow<C> {
     pub fn reset_device(&mut self) {
         if self.state == State::Open && !self.is_resetting {
             self.is_resetting = true;
-            self.submit(Call::Reset, Asked::Reset);
+            self.submit(Call::Reset, HostCall::Reset);
         }
     }
 
@@ -516,7 +516,7 @@ impl<C: Caller> Shadow<C> {
     }
 
     /// The book.
-    pub fn book(&self) -> &Book {
+    pub fn book(&self) -> &ContainerMappings {
         &self.book
     }
 
@@ -670,7 +670,7 @@ impl<C: Caller> Shadow<C> {
         Pause::Wait
     }
 
-    fn submit(&mut self, call: Call, what: Asked) -> CallId {
+    fn submit(&mut self, call: Call, what: HostCall) -> CallId {
         let id = CallId(self.next_call);
         self.next_call += 1;
         let since = self.now;
@@ -699,23 +699,23 @@ impl<C: Caller> Shadow<C> {
         debug_assert_eq!(under_way.id, done.id, "calls are over in their order");
         self.counts.longest_call_ns = self.counts.longest_call_ns.max(done.ns);
         match (under_way.what, done.result) {
-            (Asked::Map(..), Ok(())) => {}
-            (Asked::Map(mapping, was_refused), Err(refusal)) => {
+            (HostCall::Map(..), Ok(())) => {}
+            (HostCall::Map(mapping, was_refused), Err(refusal)) => {
                 self.map_refused(mapping, was_refused, refusal, mem);
             }
-            (Asked::Unmap(mappings), Ok(())) => self.unmapped(mappings),
-            (Asked::Unmap(mappings), Err(refusal)) => {
+            (HostCall::Unmap(mappings), Ok(())) => self.unmapped(mappings),
+            (HostCall::Unmap(mappings), Err(refusal)) => {
                 self.unended.extend(mappings);
                 self.fail(&refusal.text);
             }
-            (Asked::Reset, result) => {
+            (HostCall::Reset, result) => {
                 self.is_resetting = false;
                 if let Err(refusal) = result {
                     tracing::warn!(device = %self.source, "the device could not be reset: {}", refusal.text);
                 }
             }
-            (Asked::Close, Ok(())) => self.closed(),
-            (Asked::Close, Err(refusal)) => {
+            (HostCall::Close, Ok(())) => self.closed(),
+            (HostCall::Close, Err(refusal)) => {
                 // Its pages stay in use, and what waits for them waits.
                 tracing::error!(device = %self.source, "what was mapped for the device stays in its reach: {}", refusal.text);
             }

@@ -2,9 +2,9 @@
 
 use dma_map::iova::{IovaPfn, IovaRange};
 
-use super::{Asked, Pause, Shadow, State, TOGETHER, Task};
-use crate::book::Mapping;
+use super::{HostCall, Pause, Shadow, State, TOGETHER, Task};
 use crate::calls::{Call, CallId, Caller, MOST};
+use crate::container_mappings::Mapping;
 use crate::policy::HostPolicy;
 
 /// How long a call that unmaps may take once a hold is overdue, ns.
@@ -167,7 +167,7 @@ impl<C: Caller> Shadow<C> {
                 self.counts.unmaps += 1;
                 self.counts.unmapped += count as u64;
                 let call = Call::Unmap { range, pages };
-                last = Some(self.submit(call, Asked::Unmap(together.to_vec())));
+                last = Some(self.submit(call, HostCall::Unmap(together.to_vec())));
             }
             rest = others;
         }
@@ -177,7 +177,7 @@ impl<C: Caller> Shadow<C> {
     /// When a call that unmaps will have taken too long, if a hold is overdue, ns.
     pub(super) fn call_limit(&self) -> Option<u64> {
         let mut calls = self.calls.iter();
-        let unmap = calls.find(|call| matches!(call.what, Asked::Unmap(_)));
+        let unmap = calls.find(|call| matches!(call.what, HostCall::Unmap(_)));
         let unmap = unmap.filter(|_| self.overdue)?;
         Some(unmap.since.saturating_add(CALL_LIMIT))
     }
@@ -204,7 +204,7 @@ impl<C: Caller> Shadow<C> {
         if matches!(self.state, State::Open | State::Failed) {
             self.state = State::Closing;
             self.mode = super::Mode::Nothing;
-            self.submit(Call::Close, Asked::Close);
+            self.submit(Call::Close, HostCall::Close);
         }
     }
 

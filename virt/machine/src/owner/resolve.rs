@@ -6,7 +6,7 @@ use platform::interrupt::{InterruptSink, Message};
 use sidecore::Nanos;
 
 use super::{Held, Slot, UNIT_SOURCE};
-use crate::function::{Cx, Progress, ResolveFunction};
+use crate::function::{FunctionContext, Progress, ResolveFunction};
 use crate::request::Op;
 use crate::unit::{
     Command, CommandId, CommandResult, Hold, HoldId, Invalidation, RefusedAccess, RemappingUnit,
@@ -15,7 +15,7 @@ use crate::unit::{
 
 /// Reports of units on which the owner has not yet acted. Kept for its allocations.
 #[derive(Default)]
-pub(super) struct News {
+pub(super) struct PendingUnitEvents {
     pub(super) events: Vec<UnitEvent>,
     pub(super) answers: Vec<(CommandId, CommandResult)>,
     pub(super) interrupts: u64,
@@ -23,7 +23,7 @@ pub(super) struct News {
     pub(super) are_routes_stale: bool,
 }
 
-impl News {
+impl PendingUnitEvents {
     pub(super) fn is_empty(&self) -> bool {
         self.events.is_empty() && self.answers.is_empty() && !self.are_routes_stale
     }
@@ -38,7 +38,7 @@ pub(super) struct Listener<'a, F, C> {
     pub(super) next_hold: &'a mut HoldId,
     pub(super) slots: &'a mut [Option<Slot<F, C>>],
     pub(super) sink: &'a dyn InterruptSink,
-    pub(super) news: &'a mut News,
+    pub(super) news: &'a mut PendingUnitEvents,
 }
 
 impl<F: ResolveFunction<C>, C> UnitSink for Listener<'_, F, C> {
@@ -139,20 +139,20 @@ pub(super) enum Call {
 }
 
 /// A function, and the resources of a call into it besides its unit.
-pub(super) struct Lent<'a, F, C, M> {
+pub(super) struct FunctionCall<'a, F, C, M> {
     pub(super) slot: &'a mut Slot<F, C>,
     pub(super) bypass: &'a mut NoIommu,
     pub(super) mem: &'a M,
     pub(super) now: u64,
 }
 
-impl<'a, F, C, M> Lent<'a, F, C, M> {
+impl<'a, F, C, M> FunctionCall<'a, F, C, M> {
     #[inline]
-    fn with<I>(self, unit: &'a mut I) -> (&'a mut F, Cx<'a, I, M, C>) {
+    fn with<I>(self, unit: &'a mut I) -> (&'a mut F, FunctionContext<'a, I, M, C>) {
         let Slot {
             function, effects, ..
         } = self.slot;
-        let cx = Cx::new(unit, self.bypass, self.mem, self.now, effects);
+        let cx = FunctionContext::new(unit, self.bypass, self.mem, self.now, effects);
         (function, cx)
     }
 }
@@ -160,7 +160,7 @@ impl<'a, F, C, M> Lent<'a, F, C, M> {
 /// Calls a function's data path with its unit.
 pub(super) struct CallFunction<'a, F, C, M> {
     pub(super) call: Call,
-    pub(super) lent: Lent<'a, F, C, M>,
+    pub(super) lent: FunctionCall<'a, F, C, M>,
 }
 
 impl<F: ResolveFunction<C>, C, M: PhysMem> UnitVisitor<C> for CallFunction<'_, F, C, M> {
@@ -183,7 +183,7 @@ impl<F: ResolveFunction<C>, C, M: PhysMem> UnitVisitor<C> for CallFunction<'_, F
 
 /// Asks a function which pages it uses.
 pub(super) struct FunctionUses<'a, F, C, M> {
-    pub(super) lent: Lent<'a, F, C, M>,
+    pub(super) lent: FunctionCall<'a, F, C, M>,
     pub(super) pages: &'a Pages,
 }
 

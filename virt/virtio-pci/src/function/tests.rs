@@ -238,7 +238,10 @@ impl World {
 
     fn with<R>(
         &mut self,
-        call: impl FnOnce(&mut VirtioFunction<Recorder>, &mut Cx<'_, NoIommu, ArrayMem, ()>) -> R,
+        call: impl FnOnce(
+            &mut VirtioFunction<Recorder>,
+            &mut FunctionContext<'_, NoIommu, ArrayMem, ()>,
+        ) -> R,
     ) -> R {
         let mut cx = testing::lent(
             &mut self.iommu,

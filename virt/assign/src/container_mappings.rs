@@ -54,7 +54,7 @@ pub struct Stale {
 
 /// See the module's head.
 #[derive(Default)]
-pub struct Book {
+pub struct ContainerMappings {
     reach: Reach,
     live: BTreeMap<u64, Mapping>,
     stale: BTreeMap<u64, Stale>,
@@ -68,7 +68,7 @@ pub struct Book {
     peak: u64,
 }
 
-impl Book {
+impl ContainerMappings {
     /// Nothing mapped; what will be is in use in `reach`.
     pub fn new(reach: Reach) -> Self {
         Self {
