@@ -17,9 +17,9 @@ use vio::blk::SECTOR;
 
 use crate::check;
 use crate::extensions::{self, BackingName};
+use crate::file_io::FileIo;
 use crate::header::{self, Layout};
 use crate::lock::{self, Access, Locking};
-use crate::medium::Medium;
 use crate::options::{Backing, ImageError, ImageErrorKind, ImageFormat, ImageOptions};
 use crate::order::Order;
 use crate::storage::{Content, ImageFile, Shared};
@@ -110,7 +110,7 @@ pub(crate) fn open(path: &Path, options: &ImageOptions) -> Result<Opened, ImageE
 pub(crate) fn open_through(
     path: &Path,
     options: &ImageOptions,
-    through: &dyn Fn(File) -> Box<dyn Medium>,
+    through: &dyn Fn(File) -> Box<dyn FileIo>,
 ) -> Result<Opened, ImageError> {
     let mut chain = Chain::new(options, through);
     chain.open(path, options.format, options.read_only)
@@ -137,11 +137,11 @@ struct Chain<'a> {
     seen: Vec<FileUse>,
     /// Nothing is locked, and files are opened for reading, whatever they are to be used for.
     is_trial: bool,
-    through: &'a dyn Fn(File) -> Box<dyn Medium>,
+    through: &'a dyn Fn(File) -> Box<dyn FileIo>,
 }
 
 impl<'a> Chain<'a> {
-    fn new(options: &ImageOptions, through: &'a dyn Fn(File) -> Box<dyn Medium>) -> Self {
+    fn new(options: &ImageOptions, through: &'a dyn Fn(File) -> Box<dyn FileIo>) -> Self {
         Self {
             backing: options.backing,
             locking: options.locking,

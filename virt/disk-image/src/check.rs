@@ -19,8 +19,8 @@
 //! compressed data 16 more; at most 544 MiB ([`MAX_CLUSTERS`]).
 
 use crate::entry::{self, COPIED, EntryFault, Target};
+use crate::file_io::{FileIo, read_known};
 use crate::header::{Layout, OFFSET_MASK, be32, be64};
-use crate::medium::{Medium, read_known};
 use crate::options::ImageErrorKind;
 
 /// Most clusters in a file: 16 TiB of 64 KiB clusters.
@@ -63,7 +63,7 @@ pub(crate) struct Checked {
 
 /// Walks the tables of the image in `file`, which has `len` bytes.
 pub(crate) fn check(
-    file: &dyn Medium,
+    file: &dyn FileIo,
     layout: &Layout,
     len: u64,
 ) -> Result<Checked, ImageErrorKind> {
@@ -138,7 +138,7 @@ pub(crate) fn l2_table(
 /// Returns the offset and length of the snapshot table and of the snapshots' L1 tables, in a file
 /// of `len` bytes.
 pub(crate) fn snapshots(
-    file: &dyn Medium,
+    file: &dyn FileIo,
     layout: &Layout,
     len: u64,
 ) -> Result<Vec<(u64, u64)>, ImageErrorKind> {
@@ -197,7 +197,7 @@ pub(crate) fn snapshots(
 }
 
 struct Walk<'a> {
-    file: &'a dyn Medium,
+    file: &'a dyn FileIo,
     layout: &'a Layout,
     /// Length of the file.
     len: u64,

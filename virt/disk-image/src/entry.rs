@@ -10,8 +10,8 @@ use miniz_oxide::inflate::TINFLStatus;
 use miniz_oxide::inflate::core::inflate_flags::TINFL_FLAG_USING_NON_WRAPPING_OUTPUT_BUF;
 use miniz_oxide::inflate::core::{DecompressorOxide, decompress};
 
+use crate::file_io::{FileIo, read_known};
 use crate::header::{COMPRESSED, Layout, OFFSET_MASK};
-use crate::medium::{Medium, read_known};
 
 /// The cluster's reference count is one, so it may be written to. Of no meaning to a reader.
 pub(crate) const COPIED: u64 = 1 << 63;
@@ -153,7 +153,7 @@ pub(crate) fn has_data(
 /// Of the last sector the file may have only what is used. That it is all that is used shows in
 /// decompressing: a stream that was cut could go on with zeroes, and would then say something else.
 pub(crate) fn has_compressed(
-    file: &dyn Medium,
+    file: &dyn FileIo,
     layout: &Layout,
     len: u64,
     (offset, sectors, skip): (u64, u64, u64),
@@ -180,7 +180,7 @@ pub(crate) fn has_compressed(
 /// The library lets data refer to what stands in the cluster's buffer from an earlier use; here
 /// that is a fault.
 pub(crate) fn unpack(
-    file: &dyn Medium,
+    file: &dyn FileIo,
     len: u64,
     (offset, sectors, skip): (u64, u64, u64),
     cluster: &mut [u8],

@@ -8,8 +8,8 @@
 //!
 //! Bound: the first cluster, of at most 2 MiB, which is read once.
 
+use crate::file_io::{FileIo, read_known};
 use crate::header::{HEADER_BYTES, Layout, be32, be64};
-use crate::medium::{Medium, read_known};
 use crate::options::ImageErrorKind;
 
 /// Types of extensions that say something to us.
@@ -37,7 +37,7 @@ fn corrupt<T>(what: String) -> Result<T, ImageErrorKind> {
 /// Reads what follows the header of the image in `file`, which has `len` bytes: the backing file it
 /// names.
 pub(crate) fn read(
-    file: &dyn Medium,
+    file: &dyn FileIo,
     header: &[u8; HEADER_BYTES],
     layout: &Layout,
     len: u64,

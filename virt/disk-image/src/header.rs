@@ -10,7 +10,7 @@
 
 use std::io;
 
-use crate::medium::{Medium, read_known};
+use crate::file_io::{FileIo, read_known};
 use crate::options::ImageErrorKind;
 
 /// Bits of a table entry that are an offset in the file (§ "L1 table entry", "Refcount table
@@ -256,7 +256,7 @@ fn check_features(incompatible: u64) -> Result<(), ImageErrorKind> {
 
 /// Reads the header of a file of `len` bytes; one too short for a header reads as zeroes beyond its
 /// end.
-pub(crate) fn read(file: &dyn Medium, len: u64) -> io::Result<[u8; HEADER_BYTES]> {
+pub(crate) fn read(file: &dyn FileIo, len: u64) -> io::Result<[u8; HEADER_BYTES]> {
     let mut header = [0; HEADER_BYTES];
     read_known(file, &mut header, 0, len)?;
     Ok(header)

@@ -70,9 +70,9 @@ pub(crate) struct Image {
 }
 
 /// Check, when the gate is released, whether the library has panicked.
-struct Alarm<'a>(&'a Shared);
+struct PoisonOnPanic<'a>(&'a Shared);
 
-impl Drop for Alarm<'_> {
+impl Drop for PoisonOnPanic<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.0.kill();
@@ -81,12 +81,12 @@ impl Drop for Alarm<'_> {
 }
 
 /// A share in the image. The fields are dropped in this order.
-struct Share<'a> {
-    _alarm: Alarm<'a>,
+struct ReadGuard<'a> {
+    _alarm: PoisonOnPanic<'a>,
     access: RwLockReadGuard<'a, FormatAccess<ImageFile>>,
 }
 
-impl Deref for Share<'_> {
+impl Deref for ReadGuard<'_> {
     type Target = FormatAccess<ImageFile>;
 
     fn deref(&self) -> &Self::Target {
@@ -95,15 +95,15 @@ impl Deref for Share<'_> {
 }
 
 /// The image to oneself. The fields are dropped in this order.
-struct Alone<'a> {
-    _alarm: Alarm<'a>,
+struct WriteGuard<'a> {
+    _alarm: PoisonOnPanic<'a>,
     access: RwLockWriteGuard<'a, FormatAccess<ImageFile>>,
     image: &'a Image,
     /// The library may remember something that the file does not have.
     is_dirty: bool,
 }
 
-impl Deref for Alone<'_> {
+impl Deref for WriteGuard<'_> {
     type Target = FormatAccess<ImageFile>;
 
     fn deref(&self) -> &Self::Target {
@@ -111,14 +111,14 @@ impl Deref for Alone<'_> {
     }
 }
 
-impl DerefMut for Alone<'_> {
+impl DerefMut for WriteGuard<'_> {
     fn deref_mut(&mut self) -> &mut Self::Target {
         self.is_dirty = true;
         &mut self.access
     }
 }
 
-impl Alone<'_> {
+impl WriteGuard<'_> {
     /// The library is about to change tables.
     fn soil(&mut self) {
         self.is_dirty = true;
@@ -143,7 +143,7 @@ impl Alone<'_> {
     }
 }
 
-impl Drop for Alone<'_> {
+impl Drop for WriteGuard<'_> {
     fn drop(&mut self) {
         // The metadata could not be written. (After a panic nothing is written any more, and
         // nothing read anew.)
@@ -157,7 +157,7 @@ impl Drop for Alone<'_> {
 
 /// Allocation that a write needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Need {
+enum AllocationNeed {
     /// All its clusters are there and may be written.
     Nothing,
     /// New clusters, and no old ones become free.
@@ -214,12 +214,12 @@ impl Image {
         self.files.own().path()
     }
 
-    fn share(&self) -> io::Result<Share<'_>> {
+    fn share(&self) -> io::Result<ReadGuard<'_>> {
         loop {
             let access = self.access.read();
             if !self.is_torn.load(Ordering::Relaxed) {
-                return Ok(Share {
-                    _alarm: Alarm(self.files.own()),
+                return Ok(ReadGuard {
+                    _alarm: PoisonOnPanic(self.files.own()),
                     access,
                 });
             }
@@ -228,10 +228,10 @@ impl Image {
         }
     }
 
-    fn alone(&self) -> io::Result<Alone<'_>> {
+    fn alone(&self) -> io::Result<WriteGuard<'_>> {
         let access = self.access.write();
-        let mut alone = Alone {
-            _alarm: Alarm(self.files.own()),
+        let mut alone = WriteGuard {
+            _alarm: PoisonOnPanic(self.files.own()),
             access,
             image: self,
             is_dirty: false,
@@ -258,7 +258,7 @@ impl Image {
     /// Writes what needs no new clusters; false: it does need some, and nothing has been written.
     pub(crate) fn overwrite(&self, offset: u64, data: &[u8]) -> io::Result<bool> {
         let access = self.share()?;
-        if need(&access, None, offset, data.len() as u64)? != Need::Nothing {
+        if need(&access, None, offset, data.len() as u64)? != AllocationNeed::Nothing {
             return Ok(false);
         }
         access.write(data, offset)?;
@@ -380,7 +380,7 @@ impl Image {
 /// Writes under one hold of the gate. To be [`flush`](Group::flush)ed before any of them is
 /// reported done.
 pub(crate) struct Group<'a> {
-    access: Alone<'a>,
+    access: WriteGuard<'a>,
     files: &'a Files,
     cluster: u64,
     file: &'a Shared,
@@ -395,16 +395,16 @@ impl Group<'_> {
             let (piece, rest) = data.split_at(len as usize);
             data = rest;
             let need = need(&self.access, Some(self.file), offset, len)?;
-            if need != Need::Nothing {
+            if need != AllocationNeed::Nothing {
                 check_copied(self.files, &self.access, self.cluster, offset, len)?;
             }
             match need {
-                Need::Nothing => self.access.write(piece, offset)?,
-                Need::Clusters => {
+                AllocationNeed::Nothing => self.access.write(piece, offset)?,
+                AllocationNeed::Clusters => {
                     self.access.soil();
                     self.access.write(piece, offset)?;
                 }
-                Need::Replacement => {
+                AllocationNeed::Replacement => {
                     self.access.soil();
                     self.access.write(piece, offset)?;
                     self.flush()?;
@@ -459,9 +459,9 @@ fn need(
     file: Option<&Shared>,
     offset: u64,
     len: u64,
-) -> io::Result<Need> {
+) -> io::Result<AllocationNeed> {
     let (mut at, end) = (offset, offset + len);
-    let mut need = Need::Nothing;
+    let mut need = AllocationNeed::Nothing;
     while at < end {
         let (mapping, run) = access.get_shallow_mapping(at, end - at)?;
         match mapping {
@@ -470,16 +470,18 @@ fn need(
             | ShallowMapping::Zero {
                 explicit: false, ..
             } => {
-                need = Need::Clusters;
+                need = AllocationNeed::Clusters;
             }
             // It may have a cluster in waiting that turns out to be in the wrong place. The file
             // knows: entries become explicit zeroes only by operations that write their metadata at
             // once, not in a group of writes.
             ShallowMapping::Zero { explicit: true, .. } => match file {
-                Some(file) if !file.has_clusters(at, some(run)?)? => need = Need::Clusters,
-                _ => return Ok(Need::Replacement),
+                Some(file) if !file.has_clusters(at, some(run)?)? => {
+                    need = AllocationNeed::Clusters
+                }
+                _ => return Ok(AllocationNeed::Replacement),
             },
-            _ => return Ok(Need::Replacement),
+            _ => return Ok(AllocationNeed::Replacement),
         }
         at += some(run)?;
     }

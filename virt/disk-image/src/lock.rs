@@ -225,8 +225,8 @@ pub fn lock(file: File, path: &Path, access: Access, locking: &Locking) -> Resul
         if waited >= next_look {
             let by = holders::anywhere(&attempt.file);
             let is_over = match obstacle {
-                Obstacle::Claimed => waited >= LIVE_PATIENCE,
-                Obstacle::Lock(_) => {
+                AcquireError::Claimed => waited >= LIVE_PATIENCE,
+                AcquireError::Lock(_) => {
                     waited >= LIVE_PATIENCE && !by.is_empty() || waited >= PATIENCE
                 }
             };
@@ -263,7 +263,7 @@ pub fn probe(file: &File, access: Access, locking: &Locking) -> Result<(), LockE
         needs_claim: false,
     };
     if let Some(conflict) = attempt.conflict()? {
-        return Err(Obstacle::Lock(conflict).error(holders::anywhere(file)));
+        return Err(AcquireError::Lock(conflict).error(holders::anywhere(file)));
     }
     let kind = file.metadata().map_err(LockError::Io)?.file_type();
     if kind.is_block_device() && access == Access::Write {
@@ -281,12 +281,12 @@ pub fn probe(file: &File, access: Access, locking: &Locking) -> Result<(), LockE
 
 /// Obstacle that one try has met.
 #[derive(Clone, Copy)]
-enum Obstacle {
+enum AcquireError {
     Lock(Conflict),
     Claimed,
 }
 
-impl Obstacle {
+impl AcquireError {
     fn error(self, by: Vec<Holder>) -> LockError {
         match self {
             Self::Lock(conflict) => LockError::InUse { conflict, by },
@@ -304,17 +304,17 @@ struct Attempt {
 
 impl Attempt {
     /// Takes the lock, or leaves nothing locked and returns the obstacle.
-    fn run(&mut self) -> Result<Option<Obstacle>, LockError> {
+    fn run(&mut self) -> Result<Option<AcquireError>, LockError> {
         // Check first, so that a process that waits does not lock anything, not even for a moment:
         // QEMU would fail because of it.
         if let Some(conflict) = self.conflict()? {
-            return Ok(Some(Obstacle::Lock(conflict)));
+            return Ok(Some(AcquireError::Lock(conflict)));
         }
         if self.needs_claim {
             match reopen(&self.file, libc::O_EXCL) {
                 Ok(claimed) => self.file = claimed,
                 Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {
-                    return Ok(Some(Obstacle::Claimed));
+                    return Ok(Some(AcquireError::Claimed));
                 }
                 Err(error) => return Err(LockError::Io(error)),
             }
@@ -329,7 +329,7 @@ impl Attempt {
         if conflict.is_some() {
             self.release()?;
         }
-        Ok(conflict.map(Obstacle::Lock))
+        Ok(conflict.map(AcquireError::Lock))
     }
 
     /// Whether another process holds a byte that excludes our use.

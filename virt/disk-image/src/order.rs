@@ -36,8 +36,8 @@ use std::collections::{HashMap, HashSet};
 use std::io;
 use std::ops::Range;
 
+use crate::file_io::{FileIo, read_known};
 use crate::header::{COMPRESSED, HEADER_BYTES, Layout, OFFSET_MASK, be64};
-use crate::medium::{Medium, read_known};
 
 /// An L2 entry whose cluster reads as zeroes, if it has one (§ "Standard Cluster Descriptor";
 /// version 3).
@@ -104,7 +104,7 @@ fn referred(layout: &Layout, entry: u64) -> Range<u64> {
 
 impl Order {
     /// Reads the tables of the image in `file`, which has `len` bytes.
-    pub(crate) fn new(file: &dyn Medium, layout: &Layout, len: u64) -> io::Result<Self> {
+    pub(crate) fn new(file: &dyn FileIo, layout: &Layout, len: u64) -> io::Result<Self> {
         let mut order = Self {
             tables: HashMap::new(),
             fresh: false,
@@ -116,7 +116,7 @@ impl Order {
     }
 
     /// Learns where the L2 tables and refcount blocks are.
-    fn read_tables(&mut self, file: &dyn Medium, layout: &Layout, len: u64) -> io::Result<()> {
+    fn read_tables(&mut self, file: &dyn FileIo, layout: &Layout, len: u64) -> io::Result<()> {
         for (offset, table_bytes, kind) in [
             (layout.l1_offset, layout.l1_entries * 8, Kind::L2),
             (
@@ -153,7 +153,7 @@ impl Order {
     /// has `len` bytes.
     pub(crate) fn change(
         &self,
-        file: &dyn Medium,
+        file: &dyn FileIo,
         layout: &Layout,
         len: u64,
         offset: u64,
@@ -279,7 +279,7 @@ impl Order {
     /// The header has been written, and its tables are elsewhere.
     pub(crate) fn moved(
         &mut self,
-        file: &dyn Medium,
+        file: &dyn FileIo,
         old: &Layout,
         new: &Layout,
         len: u64,

@@ -44,14 +44,14 @@ use vio::blk::Op;
 use vio::blk::range::RangeSupport;
 
 use crate::entry::{self, Target};
+use crate::file_io::{FileIo, read_known, read_some};
 use crate::header::{self, BARE_HEADER_BYTES, COMPRESSED, HEADER_BYTES, Layout, OFFSET_MASK, be64};
-use crate::medium::{Medium, read_known, read_some};
 use crate::order::{Change, Order};
 use crate::vet::{self, Tables};
 
 /// File of an image, with the state that is shared with callers outside the library.
 pub(crate) struct Shared {
-    file: Box<dyn Medium>,
+    file: Box<dyn FileIo>,
     path: PathBuf,
     dead: AtomicBool,
     /// The error number of the sync that failed. Held while one runs.
@@ -95,7 +95,7 @@ pub(crate) struct ImageFile {
 
 impl ImageFile {
     /// Wraps an open file of `len` bytes.
-    pub(crate) fn new(file: Box<dyn Medium>, path: PathBuf, len: u64, content: Content) -> Self {
+    pub(crate) fn new(file: Box<dyn FileIo>, path: PathBuf, len: u64, content: Content) -> Self {
         let cluster = match &content {
             Content::Raw => 1,
             Content::Read(layout, _) | Content::Written { layout, .. } => layout.cluster_bytes(),

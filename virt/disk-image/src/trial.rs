@@ -14,8 +14,8 @@ use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, AtFlags, FallocateFlags};
 use nix::unistd::{AccessFlags, faccessat};
 
+use crate::file_io::FileIo;
 use crate::lock::Access;
-use crate::medium::Medium;
 
 /// A file that would be in use.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,7 +67,7 @@ impl Overlay {
     }
 }
 
-impl Medium for Overlay {
+impl FileIo for Overlay {
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
         let own = read(&self.file, buffer, offset)?;
         let written = self.written();

@@ -23,8 +23,8 @@ use std::ops::Range;
 
 use crate::check;
 use crate::entry::{self, COPIED, EntryFault, Target, ZERO};
+use crate::file_io::{FileIo, read_known};
 use crate::header::{COMPRESSED, Layout, OFFSET_MASK, be64};
-use crate::medium::{Medium, read_known};
 use crate::options::ImageErrorKind;
 
 /// Offset that entries at fault are replaced with: no file is as long (64 PiB), and every size of
@@ -65,7 +65,7 @@ pub(crate) struct Tables {
 impl Tables {
     /// Reads the L1 table of the image in `file`, which has `len` bytes.
     pub(crate) fn read(
-        file: &dyn Medium,
+        file: &dyn FileIo,
         layout: &Layout,
         len: u64,
     ) -> Result<Self, ImageErrorKind> {
@@ -143,7 +143,7 @@ impl Tables {
     }
 
     /// Replaces wrong entries of an L2 table. Returns whether it refers to compressed data.
-    pub(crate) fn vet(&self, file: &dyn Medium, index: u32, table: &mut [u8]) -> io::Result<bool> {
+    pub(crate) fn vet(&self, file: &dyn FileIo, index: u32, table: &mut [u8]) -> io::Result<bool> {
         let mut guest = u64::from(index) * self.layout.l2_span();
         // Clusters around the last one looked up, all of data.
         let mut data = 0..0;
@@ -168,7 +168,7 @@ impl Tables {
     /// The entry as a reader needs it.
     fn judge(
         &self,
-        file: &dyn Medium,
+        file: &dyn FileIo,
         entry: u64,
         guest: u64,
         data: &mut Range<u64>,

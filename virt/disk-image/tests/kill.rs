@@ -111,7 +111,7 @@ fn writer() {
 
 /// Generations that a sector may hold: the last write that ended, or any started after it.
 #[derive(Clone, Debug, Default)]
-struct Known {
+struct AllowedContent {
     may_be: Vec<u64>,
 }
 
@@ -121,7 +121,7 @@ fn sectors(first: u64, count: u64) -> std::ops::Range<usize> {
 }
 
 /// One life of a writer.
-fn live_and_die(path: &Path, seed: u64, life: Duration, known: &mut [Known]) -> usize {
+fn live_and_die(path: &Path, seed: u64, life: Duration, known: &mut [AllowedContent]) -> usize {
     let mut child = Command::new(std::env::current_exe().expect("this program"))
         .args(["--exact", "writer", "--ignored", "--nocapture"])
         .env("DISK_IMAGE_WRITER", path)
@@ -177,7 +177,7 @@ fn live_and_die(path: &Path, seed: u64, life: Duration, known: &mut [Known]) -> 
     ended
 }
 
-fn verify(contents: &[u8], known: &mut [Known]) {
+fn verify(contents: &[u8], known: &mut [AllowedContent]) {
     let mut expected = vec![0; SECTOR as usize];
     for (number, (sector, known)) in contents.chunks(SECTOR as usize).zip(known).enumerate() {
         let found = known.may_be.iter().find(|&&generation| {
@@ -206,7 +206,7 @@ fn kill_often(path: &Path, seed: u64, initial: u64) {
         .and_then(|kills| kills.parse().ok())
         .unwrap_or(20);
     let mut known = vec![
-        Known {
+        AllowedContent {
             may_be: vec![initial]
         };
         (SIZE / SECTOR) as usize

@@ -14,10 +14,10 @@ use vhost_user::backend::Kick;
 use vio::{Device, DeviceClass, PollBudget, QueueDevice, Service};
 
 use crate::config::{ExportConfig, ExportStats};
+use crate::core_move::CoreMove;
 use crate::deferred_drop::DeferredDrop;
 use crate::log::{Log, say};
 use crate::memory::{RegionMemory, with_view};
-use crate::moving::Moving;
 use crate::peer::{Peer, Served, TOKEN_CHANNEL, TOKEN_SOCKET};
 use crate::probe::RingProbe;
 use crate::queue::Calls;
@@ -60,7 +60,7 @@ pub struct Export<C: DeviceClass, M = ForeignRam> {
     device_fds: Vec<std::os::fd::RawFd>,
     stats: ExportStats,
     /// Whether it is to go to another core, or away.
-    moving: Moving,
+    moving: CoreMove,
     /// The device needs a reset, as the front end was last notified.
     is_broken: bool,
 }
@@ -117,7 +117,7 @@ impl<C: DeviceClass, M: RegionMemory> Export<C, M> {
             peer: None,
             device_fds,
             stats: ExportStats::default(),
-            moving: Moving::No,
+            moving: CoreMove::No,
             is_broken: false,
         })
     }
@@ -372,7 +372,7 @@ where
         let takes = match departure {
             DetachReason::Move if !may => self.moving.takes(Nanos::now().0),
             DetachReason::Move | DetachReason::End => {
-                self.moving = Moving::Goes;
+                self.moving = CoreMove::Goes;
                 false
             }
         };
@@ -381,7 +381,7 @@ where
     }
 
     fn stays(&mut self) {
-        if std::mem::take(&mut self.moving) != Moving::No {
+        if std::mem::take(&mut self.moving) != CoreMove::No {
             self.set_taking(true);
         }
     }

@@ -55,6 +55,7 @@
 #![forbid(unsafe_code)]
 
 mod config;
+mod core_move;
 mod deferred_drop;
 mod events;
 mod export;
@@ -62,7 +63,6 @@ mod iotlb;
 mod journal;
 mod log;
 mod memory;
-mod moving;
 mod peer;
 mod probe;
 mod queue;

@@ -92,7 +92,7 @@ pub(crate) enum Question {
 
 /// Outcome of queueing an invalidation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Told {
+pub(crate) enum InvalidateOutcome {
     /// There is no such session any more, nor its entries.
     Gone,
     /// It has joined the invalidation before it, whose hold covers both.
@@ -148,10 +148,15 @@ impl Exchange {
     }
 
     /// Queues an invalidation for `session`, behind all earlier commands.
-    pub fn invalidate(&self, session: u64, range: IotlbRange, hold: Option<u64>) -> Told {
+    pub fn invalidate(
+        &self,
+        session: u64,
+        range: IotlbRange,
+        hold: Option<u64>,
+    ) -> InvalidateOutcome {
         let mut inner = self.inner();
         if session == 0 || inner.session != session {
-            return Told::Gone;
+            return InvalidateOutcome::Gone;
         }
         // Only the last command: an entry in between may be one that this invalidation revokes.
         if let Some(Command::Invalidate(last)) = inner.commands.back_mut() {
@@ -159,16 +164,16 @@ impl Exchange {
             return match (last.hold, hold) {
                 (None, Some(_)) => {
                     last.hold = hold;
-                    Told::Held
+                    InvalidateOutcome::Held
                 }
-                _ => Told::Joined,
+                _ => InvalidateOutcome::Joined,
             };
         }
         let ranges = vec![range];
         inner
             .commands
             .push_back(Command::Invalidate(Invalidation { ranges, hold }));
-        Told::Held
+        InvalidateOutcome::Held
     }
 
     /// A hold that has ended.
@@ -263,12 +268,25 @@ mod tests {
     fn invalidations_join_while_nothing_comes_between_them() {
         let exchange = Exchange::default();
         exchange.begin(1);
-        assert_eq!(exchange.invalidate(1, page(4), Some(10)), Told::Held);
-        assert_eq!(exchange.invalidate(1, page(5), Some(11)), Told::Joined);
-        assert_eq!(exchange.invalidate(1, page(9), Some(11)), Told::Joined);
+        assert_eq!(
+            exchange.invalidate(1, page(4), Some(10)),
+            InvalidateOutcome::Held
+        );
+        assert_eq!(
+            exchange.invalidate(1, page(5), Some(11)),
+            InvalidateOutcome::Joined
+        );
+        assert_eq!(
+            exchange.invalidate(1, page(9), Some(11)),
+            InvalidateOutcome::Joined
+        );
         assert!(exchange.tell(1, entry(4)));
         let told = exchange.invalidate(1, page(4), Some(12));
-        assert_eq!(told, Told::Held, "an entry is told between them");
+        assert_eq!(
+            told,
+            InvalidateOutcome::Held,
+            "an entry is told between them"
+        );
         let joined = IotlbRange {
             first: 0x4000,
             last: 0x5fff,
@@ -293,7 +311,7 @@ mod tests {
         exchange.begin(1);
         for number in 0..100_000 {
             let told = exchange.invalidate(1, page(2 * number), Some(number));
-            assert_eq!(told == Told::Held, number == 0);
+            assert_eq!(told == InvalidateOutcome::Held, number == 0);
         }
         let expected = Invalidation {
             ranges: vec![EVERYTHING],
@@ -306,8 +324,14 @@ mod tests {
     fn an_invalidation_that_nobody_waits_for_takes_the_hold_of_one_that_joins() {
         let exchange = Exchange::default();
         exchange.begin(1);
-        assert_eq!(exchange.invalidate(1, EVERYTHING, None), Told::Held);
-        assert_eq!(exchange.invalidate(1, page(1), Some(3)), Told::Held);
+        assert_eq!(
+            exchange.invalidate(1, EVERYTHING, None),
+            InvalidateOutcome::Held
+        );
+        assert_eq!(
+            exchange.invalidate(1, page(1), Some(3)),
+            InvalidateOutcome::Held
+        );
         exchange.end();
         assert_eq!(exchange.take_released(), Some(3));
         assert_eq!(exchange.take_released(), None);
@@ -317,16 +341,25 @@ mod tests {
     fn a_session_that_has_ended_is_told_nothing_and_holds_nothing() {
         let exchange = Exchange::default();
         exchange.begin(1);
-        assert_eq!(exchange.invalidate(1, page(1), Some(1)), Told::Held);
+        assert_eq!(
+            exchange.invalidate(1, page(1), Some(1)),
+            InvalidateOutcome::Held
+        );
         assert!(exchange.end());
         assert!(!exchange.end());
         assert_eq!(exchange.take_released(), Some(1));
         for session in [0, 1] {
-            assert_eq!(exchange.invalidate(session, page(1), Some(2)), Told::Gone);
+            assert_eq!(
+                exchange.invalidate(session, page(1), Some(2)),
+                InvalidateOutcome::Gone
+            );
         }
         exchange.begin(2);
         assert!(!exchange.tell(1, entry(1)), "it is of another session");
-        assert_eq!(exchange.invalidate(1, page(1), Some(2)), Told::Gone);
+        assert_eq!(
+            exchange.invalidate(1, page(1), Some(2)),
+            InvalidateOutcome::Gone
+        );
         assert_eq!(commands(&exchange), []);
     }
 }

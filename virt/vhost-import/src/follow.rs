@@ -20,7 +20,7 @@ use guest_mem::{Access, Attachment, Budget, Found, Gpa, Iova, Next, PAGE_SIZE, P
 use vhost_user::wire::{IotlbAccess, IotlbRange};
 use vio::{RemoteMemory, Revoked};
 
-use crate::exchange::{Command, EVERYTHING, Entry, Exchange, Question, Told};
+use crate::exchange::{Command, EVERYTHING, Entry, Exchange, InvalidateOutcome, Question};
 use crate::memory::{Indices, Memory, RingPlace};
 
 /// Questions that are looked at in one poll: 16 µs of tables at most.
@@ -325,18 +325,23 @@ impl Follower {
             return false;
         };
         match self.tell_revoked(exchange, range, Some(hold)) {
-            Told::Gone | Told::Joined => false,
-            Told::Held => {
+            InvalidateOutcome::Gone | InvalidateOutcome::Joined => false,
+            InvalidateOutcome::Held => {
                 self.holds.push((hold, range));
                 true
             }
         }
     }
 
-    fn tell_revoked(&mut self, exchange: &Exchange, range: IotlbRange, hold: Option<u64>) -> Told {
+    fn tell_revoked(
+        &mut self,
+        exchange: &Exchange,
+        range: IotlbRange,
+        hold: Option<u64>,
+    ) -> InvalidateOutcome {
         let session = self.given.session;
         let told = exchange.invalidate(session, range, hold);
-        if told == Told::Gone || range == EVERYTHING {
+        if told == InvalidateOutcome::Gone || range == EVERYTHING {
             // Entries given from here on are sent after it.
             self.given = Given {
                 session,

@@ -20,7 +20,7 @@ use crate::handshake::{self, RingFds, ring};
 use crate::kernel::{self, KernelBackEnd, KernelLink};
 use crate::link::Link;
 use crate::memory::{Memory, RingPlace};
-use crate::shared::{Activation, Order, Shared};
+use crate::shared::{Activation, LinkCommand, Shared};
 
 /// Longest wait for the end of the link thread. Its requests are cancelled, so it waits for nothing
 /// but the kernel. There the close of a descriptor that the back end has sent may take as long as
@@ -269,7 +269,7 @@ impl RemoteDevice for Import {
             };
             rings.push(place.ok_or(ActivateError::QueueMemory { index })?);
         }
-        self.shared.order(Order::Start(Activation {
+        self.shared.order(LinkCommand::Start(Activation {
             generation: self.generation,
             features,
             rings,
@@ -360,19 +360,19 @@ impl RemoteDevice for Import {
     fn stop(&mut self) -> bool {
         let number = match self.stop {
             Some(number) => number,
-            None => *self.stop.insert(self.shared.order(Order::Stop)),
+            None => *self.stop.insert(self.shared.order(LinkCommand::Stop)),
         };
         self.is_stopped(number)
     }
 
     fn resume(&mut self) {
         if self.stop.take().is_some() {
-            self.shared.order(Order::Resume);
+            self.shared.order(LinkCommand::Resume);
         }
     }
 
     fn reset(&mut self) {
-        self.shared.order(Order::Forget);
+        self.shared.order(LinkCommand::Forget);
         if let Some(follower) = &mut self.outline.follower {
             follower.reset(&self.shared.exchange);
             self.shared.notify_thread();
@@ -407,7 +407,7 @@ impl RemoteDevice for Import {
     }
 
     fn set_pairs(&mut self, pairs: u16) {
-        self.shared.order(Order::Pairs(pairs));
+        self.shared.order(LinkCommand::Pairs(pairs));
     }
 
     fn interrupt(&mut self, queue: u16) {

@@ -25,7 +25,7 @@ use crate::handshake::{self, Offer, RingFds};
 use crate::iotlb::{IotlbSession, SessionError};
 use crate::memory::{Indices, Memory};
 use crate::reconnect::Reconnect;
-use crate::shared::{Order, Shared};
+use crate::shared::{LinkCommand, Shared};
 
 mod stop;
 
@@ -126,9 +126,9 @@ impl Link {
         }
     }
 
-    fn obey(&mut self, number: u64, order: Order) {
+    fn obey(&mut self, number: u64, order: LinkCommand) {
         match order {
-            Order::Start(activation) => {
+            LinkCommand::Start(activation) => {
                 let pairs = match self.config.class {
                     Class::Block => None,
                     Class::Net(_) => Active::first_pairs(activation.features),
@@ -143,15 +143,15 @@ impl Link {
                 });
                 self.start();
             }
-            Order::Stop => self.stop(number),
-            Order::Resume => {
+            LinkCommand::Stop => self.stop(number),
+            LinkCommand::Resume => {
                 if let Some(active) = &mut self.active {
                     active.is_wanted = true;
                     self.start();
                 }
             }
-            Order::Pairs(pairs) => self.set_pairs(pairs),
-            Order::Forget => self.active = None,
+            LinkCommand::Pairs(pairs) => self.set_pairs(pairs),
+            LinkCommand::Forget => self.active = None,
         }
     }
 

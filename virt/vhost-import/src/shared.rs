@@ -29,7 +29,7 @@ pub(crate) struct Activation {
 
 /// Order of the owner to the link thread.
 #[derive(Debug)]
-pub(crate) enum Order {
+pub(crate) enum LinkCommand {
     /// Serve these rings, which are fresh.
     Start(Activation),
     /// Stop serving them, and remember where they stand.
@@ -45,7 +45,7 @@ pub(crate) enum Order {
 /// See the module's head.
 #[derive(Debug)]
 pub(crate) struct Shared {
-    orders: Mutex<VecDeque<(u64, Order)>>,
+    orders: Mutex<VecDeque<(u64, LinkCommand)>>,
     /// Number of the last order given; written by the owner.
     given: AtomicU64,
     /// Number of the last order done; written by the thread.
@@ -99,7 +99,7 @@ impl Shared {
     // The owner's side.
 
     /// Gives an order; its number.
-    pub fn order(&self, order: Order) -> u64 {
+    pub fn order(&self, order: LinkCommand) -> u64 {
         let number = self.given.fetch_add(1, Ordering::Relaxed) + 1;
         self.orders
             .lock()
@@ -181,7 +181,7 @@ impl Shared {
     // The thread's side.
 
     /// The next order, with its number.
-    pub fn take_order(&self) -> Option<(u64, Order)> {
+    pub fn take_order(&self) -> Option<(u64, LinkCommand)> {
         drain_eventfd(self.ordered.as_fd());
         self.orders
             .lock()

@@ -4,8 +4,8 @@ use std::io;
 
 use super::{Shared, held};
 use crate::check::Count;
+use crate::file_io::read_known;
 use crate::header::{Layout, OFFSET_MASK, be64};
-use crate::medium::read_known;
 
 impl Shared {
     /// Counts the clusters that entries of the L1 table or the refcount table refer to, before the

@@ -13,8 +13,8 @@ use vio::blk::{BlockIo, Op, Outcome};
 
 use crate::chain;
 use crate::disk::ImageDisk;
+use crate::file_io::FileIo;
 use crate::image::Image;
-use crate::medium::Medium;
 use crate::options::{ImageFormat, ImageOptions};
 use crate::storage::{Content, ImageFile};
 
@@ -33,13 +33,13 @@ struct Failing {
     syncs: Arc<Syncs>,
 }
 
-impl Medium for Failing {
+impl FileIo for Failing {
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
-        Medium::read_at(&self.file, buffer, offset)
+        FileIo::read_at(&self.file, buffer, offset)
     }
 
     fn write_all_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
-        Medium::write_all_at(&self.file, bytes, offset)
+        FileIo::write_all_at(&self.file, bytes, offset)
     }
 
     fn grow(&self, len: u64) -> io::Result<()> {

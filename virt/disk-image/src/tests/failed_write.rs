@@ -11,8 +11,8 @@ use seeded::Random;
 
 use super::failed_sync::create;
 use crate::chain;
+use crate::file_io::FileIo;
 use crate::image::Image;
-use crate::medium::Medium;
 use crate::options::{ImageFormat, ImageOptions};
 
 const BLOCK: u64 = 4096;
@@ -42,14 +42,14 @@ struct Failing {
     writes: Arc<Writes>,
 }
 
-impl Medium for Failing {
+impl FileIo for Failing {
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
-        Medium::read_at(&self.file, buffer, offset)
+        FileIo::read_at(&self.file, buffer, offset)
     }
 
     fn write_all_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
         self.writes.next()?;
-        Medium::write_all_at(&self.file, bytes, offset)
+        FileIo::write_all_at(&self.file, bytes, offset)
     }
 
     fn grow(&self, len: u64) -> io::Result<()> {
@@ -68,9 +68,9 @@ impl Medium for Failing {
 }
 
 /// Content of a block according to the outcomes reported: one byte throughout, or unknown (`None`).
-type Known = Option<u8>;
+type ExpectedByte = Option<u8>;
 
-fn operate(image: &Image, random: &mut Random, known: &mut [Known]) -> io::Result<()> {
+fn operate(image: &Image, random: &mut Random, known: &mut [ExpectedByte]) -> io::Result<()> {
     let block = random.below(BLOCKS);
     let offset = block * BLOCK;
     let (slot, value) = (&mut known[block as usize], random.bits() as u8);
@@ -100,7 +100,7 @@ fn operate(image: &Image, random: &mut Random, known: &mut [Known]) -> io::Resul
     Ok(())
 }
 
-fn check(image: &Image, known: &[Known], when: &str) {
+fn check(image: &Image, known: &[ExpectedByte], when: &str) {
     for (block, value) in (0..).zip(known) {
         let mut data = [0; BLOCK as usize];
         image.read(block * BLOCK, &mut data).expect("a read");

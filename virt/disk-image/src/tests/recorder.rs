@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use nix::fcntl::FallocateFlags;
 
-use crate::medium::Medium;
+use crate::file_io::FileIo;
 
 /// Unit of atomic writes of a disk, in bytes.
 pub const SECTOR: usize = 512;
@@ -97,7 +97,7 @@ impl State {
     }
 }
 
-impl Medium for Recorder {
+impl FileIo for Recorder {
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
         let state = self.state();
         let rest = state.bytes.get(offset as usize..).unwrap_or_default();

@@ -49,7 +49,7 @@ use crate::class::Class;
 use crate::error::ImportError;
 use crate::exchange::{Command, Invalidation, MISSES, Question};
 use crate::handshake::RingFds;
-use crate::shared::{Order, Shared};
+use crate::shared::{LinkCommand, Shared};
 
 use active::Active;
 
@@ -245,13 +245,13 @@ impl<B: KernelBackEnd> KernelLink<B> {
         }
     }
 
-    fn obey(&mut self, order: Order) {
+    fn obey(&mut self, order: LinkCommand) {
         match order {
-            Order::Start(activation) => {
+            LinkCommand::Start(activation) => {
                 self.active = Some(Active::new(activation));
                 self.start();
             }
-            Order::Stop => {
+            LinkCommand::Stop => {
                 if let Some(active) = &mut self.active {
                     active.is_wanted = false;
                 }
@@ -259,15 +259,15 @@ impl<B: KernelBackEnd> KernelLink<B> {
                 self.question += 1;
                 self.stop();
             }
-            Order::Resume => {
+            LinkCommand::Resume => {
                 if let Some(active) = &mut self.active {
                     active.is_wanted = true;
                     self.start();
                 }
             }
             // It has one.
-            Order::Pairs(_) => {}
-            Order::Forget => {
+            LinkCommand::Pairs(_) => {}
+            LinkCommand::Forget => {
                 self.stop();
                 self.active = None;
             }

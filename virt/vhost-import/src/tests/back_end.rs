@@ -39,7 +39,7 @@ pub struct Plan {
     pub is_mute: bool,
     /// With each reply comes a descriptor that takes three seconds to close.
     pub lingers: bool,
-    /// It answers an invalidation when [`Seen::forgotten`] says so.
+    /// It answers an invalidation when [`ReceivedMessages::forgotten`] says so.
     pub forgets_slowly: bool,
     /// It refuses invalidations.
     pub refuses_to_forget: bool,
@@ -51,7 +51,7 @@ pub struct Plan {
 
 /// Message about its IOTLB that the back end has received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Told {
+pub enum ReceivedIotlbMessage {
     Update(IotlbRange, u64, IotlbAccess),
     Invalidate(IotlbRange),
 }
@@ -83,7 +83,7 @@ impl Default for Plan {
 
 /// Record of the messages received so far.
 #[derive(Debug, Default)]
-pub struct Seen {
+pub struct ReceivedMessages {
     pub connections: u32,
     pub memory: Option<Arc<[Region]>>,
     pub features: Vec<u64>,
@@ -97,7 +97,7 @@ pub struct Seen {
     /// Channel for its own requests.
     pub channel: Option<SharedFd>,
     /// Messages about its IOTLB, in order.
-    pub told: Vec<Told>,
+    pub told: Vec<ReceivedIotlbMessage>,
     pub mtu: Vec<u64>,
     /// Stations that it was to announce.
     pub announced: Vec<[u8; 6]>,
@@ -105,7 +105,7 @@ pub struct Seen {
     pub forgotten: usize,
 }
 
-impl Seen {
+impl ReceivedMessages {
     /// Rings that are to be served: started (enabled or later so).
     pub fn is_serving(&self, ring: u8) -> bool {
         self.enabled.iter().rev().find(|(at, _)| *at == ring) == Some(&(ring, true))
@@ -122,7 +122,7 @@ impl Seen {
 pub struct BackEnd {
     path: PathBuf,
     _dir: Option<tempfile::TempDir>,
-    seen: Arc<Mutex<Seen>>,
+    seen: Arc<Mutex<ReceivedMessages>>,
     is_over: Arc<AtomicBool>,
     wake: OwnedFd,
     thread: Option<JoinHandle<()>>,
@@ -138,7 +138,7 @@ impl BackEnd {
 
     pub fn at(path: &Path, plan: Plan) -> Self {
         let listener = UnixListener::bind(path).unwrap();
-        let seen = Arc::<Mutex<Seen>>::default();
+        let seen = Arc::<Mutex<ReceivedMessages>>::default();
         let is_over = Arc::<AtomicBool>::default();
         let wake = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
         let player = Player {
@@ -162,7 +162,7 @@ impl BackEnd {
         &self.path
     }
 
-    pub fn seen(&self) -> MutexGuard<'_, Seen> {
+    pub fn seen(&self) -> MutexGuard<'_, ReceivedMessages> {
         self.seen.lock().unwrap()
     }
 
@@ -203,7 +203,7 @@ fn lingering() -> OwnedFd {
 
 struct Player {
     plan: Plan,
-    seen: Arc<Mutex<Seen>>,
+    seen: Arc<Mutex<ReceivedMessages>>,
     is_over: Arc<AtomicBool>,
     wake: OwnedFd,
 }
@@ -333,7 +333,7 @@ impl Player {
             return true;
         };
         let mut seen = self.seen.lock().unwrap();
-        seen.told.push(Told::Invalidate(range));
+        seen.told.push(ReceivedIotlbMessage::Invalidate(range));
         if !self.plan.forgets_slowly {
             return true;
         }
@@ -391,7 +391,9 @@ impl Player {
                 range,
                 user_addr,
                 access,
-            } => seen.told.push(Told::Update(range, user_addr, access)),
+            } => seen
+                .told
+                .push(ReceivedIotlbMessage::Update(range, user_addr, access)),
             Event::Mtu(_) if self.plan.refuses_mtu => {
                 return Err(Refusal("as planned".into()));
             }

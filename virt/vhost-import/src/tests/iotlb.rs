@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 
-use super::back_end::Told;
+use super::back_end::ReceivedIotlbMessage;
 use super::*;
 use guest_mem::{Access, Attachment, Budget, DmaFault, Found, Next, Perm, Stop, Ticket};
 use vhost_user::backend::RingBase;
@@ -96,8 +96,8 @@ fn pages(first: u64, count: u64) -> IotlbRange {
     }
 }
 
-fn update(first: u64, count: u64, gpa_page: u64, access: IotlbAccess) -> Told {
-    Told::Update(pages(first, count), USER + (gpa_page << 12), access)
+fn update(first: u64, count: u64, gpa_page: u64, access: IotlbAccess) -> ReceivedIotlbMessage {
+    ReceivedIotlbMessage::Update(pages(first, count), USER + (gpa_page << 12), access)
 }
 
 fn revoked(first: u64, count: u64) -> Revoked {
@@ -218,7 +218,7 @@ impl World {
         payload == [0; 8]
     }
 
-    fn told(&self) -> Vec<Told> {
+    fn told(&self) -> Vec<ReceivedIotlbMessage> {
         self.back_end.seen().told.clone()
     }
 
@@ -380,7 +380,7 @@ fn entries_and_invalidations_leave_in_the_order_in_which_the_owner_made_them() {
         world.until("forgotten", |world| world.told().len() == 3);
         let expected = [
             update(0x10, 1, old, IotlbAccess::ReadWrite),
-            Told::Invalidate(pages(0x10, 1)),
+            ReceivedIotlbMessage::Invalidate(pages(0x10, 1)),
             update(0x10, 1, new, IotlbAccess::ReadWrite),
         ];
         assert_eq!(world.told(), expected, "round {round}");
@@ -420,9 +420,9 @@ fn an_invalidation_is_held_until_the_back_end_has_answered_it() {
         );
     }
     let expected = [
-        Told::Invalidate(pages(0x10, 4)),
-        Told::Invalidate(pages(0x20, 1)),
-        Told::Invalidate(pages(0x30, 1)),
+        ReceivedIotlbMessage::Invalidate(pages(0x10, 4)),
+        ReceivedIotlbMessage::Invalidate(pages(0x20, 1)),
+        ReceivedIotlbMessage::Invalidate(pages(0x30, 1)),
     ];
     assert_eq!(world.told(), expected);
     assert!(!world.guest.import.needs_reset());
@@ -458,7 +458,7 @@ fn invalidations_of_other_devices_are_not_forwarded() {
     assert!(!world.invalidate(Revoked::Everything, 4));
     assert!(!world.invalidate(revoked(0, 1), 5));
     world.until("forgotten", |world| world.released == [3]);
-    assert_eq!(world.told(), [Told::Invalidate(EVERYTHING)]);
+    assert_eq!(world.told(), [ReceivedIotlbMessage::Invalidate(EVERYTHING)]);
     // Untranslated memory has a domain that is not known.
     world.tables.attachment = Attachment::PassThrough;
     assert!(world.miss(0, IotlbAccess::Read));
@@ -568,7 +568,7 @@ fn a_reset_has_everything_forgotten_before_other_rings_are_told() {
         world.back_end.seen().started.len() == 2
     });
     let expected = [
-        Told::Invalidate(EVERYTHING),
+        ReceivedIotlbMessage::Invalidate(EVERYTHING),
         update(RINGS, 1, 2, IotlbAccess::ReadWrite),
     ];
     assert_eq!(world.told(), expected);

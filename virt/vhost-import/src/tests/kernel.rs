@@ -506,11 +506,13 @@ fn a_ring_that_makes_no_sense_breaks_the_device() {
     let rings = [0, 1].map(|index| memory.place(&ring(index)).unwrap());
     let link = crate::kernel::KernelLink::new("test".into(), device, offer, shared.clone(), fds);
     let thread = std::thread::spawn(move || link.run());
-    shared.order(crate::shared::Order::Start(crate::shared::Activation {
-        generation: 1,
-        features: FEATURES,
-        rings: rings.to_vec(),
-    }));
+    shared.order(crate::shared::LinkCommand::Start(
+        crate::shared::Activation {
+            generation: 1,
+            features: FEATURES,
+            rings: rings.to_vec(),
+        },
+    ));
     let started = |call: &Call| matches!(call, Call::Start { index: 1, .. });
     eventually("served", || kernel.calls().iter().any(started));
     signal(&err);

@@ -2,7 +2,7 @@
 
 use super::reply::{Respond, base_reply};
 use super::ring::{self, Ring, check_addr, check_base, check_size};
-use super::session::{Act, Change, Session, event};
+use super::session::{Change, RequestOutcome, Session, event};
 use super::{Event, Kick, RequestError, SharedFd};
 use crate::wire::{RequestId, VringAddr, VringFd, VringState};
 
@@ -39,16 +39,19 @@ impl Session {
         }
     }
 
-    pub(super) fn set_vring_num(&self, state: VringState) -> Result<Act, RequestError> {
+    pub(super) fn set_vring_num(&self, state: VringState) -> Result<RequestOutcome, RequestError> {
         let request = RequestId::SET_VRING_NUM;
         let (index, ring) = self.stopped_ring(request, state.index)?;
         let layout = ring::layout(self.features);
         let size = check_size(request, index, state.num, layout, self.config.max_ring_size)?;
         let ring = ring.clone();
-        Ok(Act::Change(Change::Ring(index, Ring { size, ..ring })))
+        Ok(RequestOutcome::Change(Change::Ring(
+            index,
+            Ring { size, ..ring },
+        )))
     }
 
-    pub(super) fn set_vring_addr(&self, addr: VringAddr) -> Result<Act, RequestError> {
+    pub(super) fn set_vring_addr(&self, addr: VringAddr) -> Result<RequestOutcome, RequestError> {
         let request = RequestId::SET_VRING_ADDR;
         let (index, ring) = self.ring(request, addr.index)?;
         let layout = ring::layout(self.features);
@@ -64,7 +67,7 @@ impl Session {
         Ok(ring_change(index, changed, None))
     }
 
-    pub(super) fn set_vring_base(&self, state: VringState) -> Result<Act, RequestError> {
+    pub(super) fn set_vring_base(&self, state: VringState) -> Result<RequestOutcome, RequestError> {
         let request = RequestId::SET_VRING_BASE;
         let (index, ring) = self.stopped_ring(request, state.index)?;
         let ring = Ring {
@@ -72,22 +75,26 @@ impl Session {
             ..ring.clone()
         };
         check_base(request, index, &ring, ring::layout(self.features))?;
-        Ok(Act::Change(Change::Ring(index, ring)))
+        Ok(RequestOutcome::Change(Change::Ring(index, ring)))
     }
 
-    pub(super) fn get_vring_base(&self, index: u32) -> Result<Act, RequestError> {
+    pub(super) fn get_vring_base(&self, index: u32) -> Result<RequestOutcome, RequestError> {
         let (index, ring) = self.ring(RequestId::GET_VRING_BASE, index)?;
         match ring.is_running {
             true => {
                 let respond = Respond::RingBase(index);
-                Ok(Act::Event(Event::RingStopped(index), Change::None, respond))
+                Ok(RequestOutcome::Event(
+                    Event::RingStopped(index),
+                    Change::None,
+                    respond,
+                ))
             }
             // QEMU stops rings that never ran.
-            false => Ok(Act::Reply(base_reply(index.into(), ring.base))),
+            false => Ok(RequestOutcome::Reply(base_reply(index.into(), ring.base))),
         }
     }
 
-    pub(super) fn set_vring_kick(&self, vring: VringFd) -> Result<Act, RequestError> {
+    pub(super) fn set_vring_kick(&self, vring: VringFd) -> Result<RequestOutcome, RequestError> {
         let request = RequestId::SET_VRING_KICK;
         let (index, ring) = self.ring(request, vring.index.into())?;
         let kick = vring.fd.map_or(Kick::Poll, |fd| Kick::Fd(fd.into()));
@@ -111,7 +118,7 @@ impl Session {
         Ok(ring_change(index, running, Some(started)))
     }
 
-    pub(super) fn set_vring_call(&self, vring: VringFd) -> Result<Act, RequestError> {
+    pub(super) fn set_vring_call(&self, vring: VringFd) -> Result<RequestOutcome, RequestError> {
         let (index, ring) = self.ring(RequestId::SET_VRING_CALL, vring.index.into())?;
         let call: Option<SharedFd> = vring.fd.map(Into::into);
         let changed = Ring {
@@ -122,7 +129,7 @@ impl Session {
         Ok(ring_change(index, changed, told))
     }
 
-    pub(super) fn set_vring_err(&self, vring: VringFd) -> Result<Act, RequestError> {
+    pub(super) fn set_vring_err(&self, vring: VringFd) -> Result<RequestOutcome, RequestError> {
         let (index, ring) = self.ring(RequestId::SET_VRING_ERR, vring.index.into())?;
         let err: Option<SharedFd> = vring.fd.map(Into::into);
         let changed = Ring {
@@ -135,7 +142,11 @@ impl Session {
 
     /// Sent without bit 30 it has no effect until that bit is acknowledged: such rings are enabled
     /// anyway, and clients that send it all the same are not turned away.
-    pub(super) fn set_vring_enable(&self, index: u32, enable: bool) -> Result<Act, RequestError> {
+    pub(super) fn set_vring_enable(
+        &self,
+        index: u32,
+        enable: bool,
+    ) -> Result<RequestOutcome, RequestError> {
         let (index, ring) = self.ring(RequestId::SET_VRING_ENABLE, index)?;
         let changed = Ring {
             is_enabled: enable,
@@ -150,10 +161,10 @@ impl Session {
 }
 
 /// Returns the change to a ring's new state, with the event for the daemon, if there is one.
-fn ring_change(index: u8, ring: Ring, told: Option<Event>) -> Act {
+fn ring_change(index: u8, ring: Ring, told: Option<Event>) -> RequestOutcome {
     let change = Change::Ring(index, ring);
     match told {
         Some(told) => event(told, change),
-        None => Act::Change(change),
+        None => RequestOutcome::Change(change),
     }
 }

@@ -23,7 +23,7 @@ pub(super) enum Change {
 }
 
 /// Outcome of a valid request.
-pub(super) enum Act {
+pub(super) enum RequestOutcome {
     Reply(Message),
     /// Nothing for the daemon.
     Change(Change),
@@ -101,14 +101,14 @@ impl Session {
         let wants_ack = self.wants_ack(&message);
         let act = Request::decode(message).map_err(RequestError::from);
         match act.and_then(|request| self.dispatch(request)) {
-            Ok(Act::Reply(reply)) => Ok(Step::Done(Some(reply))),
-            Ok(Act::Change(change)) => {
+            Ok(RequestOutcome::Reply(reply)) => Ok(Step::Done(Some(reply))),
+            Ok(RequestOutcome::Change(change)) => {
                 self.apply(change);
                 Ok(Step::Done(
                     wants_ack.then(|| Message::reply_u64(head.request, 0)),
                 ))
             }
-            Ok(Act::Event(event, change, respond)) => {
+            Ok(RequestOutcome::Event(event, change, respond)) => {
                 self.pending = Some(Pending {
                     head,
                     wants_ack,
@@ -239,16 +239,16 @@ impl Session {
         }
     }
 
-    fn dispatch(&mut self, request: Request) -> Result<Act, RequestError> {
+    fn dispatch(&mut self, request: Request) -> Result<RequestOutcome, RequestError> {
         let id = request.id();
         self.check_negotiated(id)?;
-        let value = |value| Ok(Act::Reply(Message::reply_u64(id, value)));
+        let value = |value| Ok(RequestOutcome::Reply(Message::reply_u64(id, value)));
         match request {
             Request::GetFeatures => value(self.offered()),
             Request::SetFeatures(features) => self.set_features(features),
             Request::SetOwner => Ok(event(Event::Owner, Change::None)),
             Request::ResetOwner if self.features & feature::PROTOCOL_FEATURES == 0 => {
-                Ok(Act::Change(Change::None))
+                Ok(RequestOutcome::Change(Change::None))
             }
             Request::ResetOwner => Ok(event(Event::RingsDisabled, Change::AllDisabled)),
             Request::SetMemTable(table) => {
@@ -302,7 +302,11 @@ impl Session {
             Request::Iotlb(iotlb) => self.iotlb(iotlb),
             Request::GetConfig(access) => {
                 let respond = Respond::Config(access);
-                Ok(Act::Event(Event::ConfigRead(access), Change::None, respond))
+                Ok(RequestOutcome::Event(
+                    Event::ConfigRead(access),
+                    Change::None,
+                    respond,
+                ))
             }
             Request::SetConfig(access, contents) => {
                 Ok(event(Event::ConfigWrite(access, contents), Change::None))
@@ -310,7 +314,7 @@ impl Session {
             Request::GetInflightFd(inflight) => {
                 self.check_inflight(id, inflight)?;
                 let respond = Respond::Inflight(inflight);
-                Ok(Act::Event(
+                Ok(RequestOutcome::Event(
                     Event::InflightWanted(inflight),
                     Change::None,
                     respond,
@@ -391,7 +395,7 @@ impl Session {
         features
     }
 
-    fn set_features(&self, features: u64) -> Result<Act, RequestError> {
+    fn set_features(&self, features: u64) -> Result<RequestOutcome, RequestError> {
         let request = RequestId::SET_FEATURES;
         let bits = features & !self.offered();
         if bits != 0 {
@@ -403,7 +407,7 @@ impl Session {
         Ok(event(Event::Features(features), Change::Features(features)))
     }
 
-    fn iotlb(&self, iotlb: IotlbMessage) -> Result<Act, RequestError> {
+    fn iotlb(&self, iotlb: IotlbMessage) -> Result<RequestOutcome, RequestError> {
         let request = RequestId::IOTLB_MSG;
         let event = match iotlb {
             IotlbMessage::Update {
@@ -436,7 +440,7 @@ impl Session {
                 .into());
             }
         };
-        Ok(Act::Event(event, Change::None, Respond::Zero))
+        Ok(RequestOutcome::Event(event, Change::None, Respond::Zero))
     }
 
     fn check_inflight(&self, request: RequestId, inflight: Inflight) -> Result<(), RequestError> {
@@ -458,11 +462,11 @@ impl Session {
     }
 }
 
-pub(super) fn event(event: Event, change: Change) -> Act {
-    Act::Event(event, change, Respond::Ack)
+pub(super) fn event(event: Event, change: Change) -> RequestOutcome {
+    RequestOutcome::Event(event, change, Respond::Ack)
 }
 
-fn memory_event(regions: Vec<Region>) -> Act {
+fn memory_event(regions: Vec<Region>) -> RequestOutcome {
     event(
         Event::Memory(regions.as_slice().into()),
         Change::Memory(regions),

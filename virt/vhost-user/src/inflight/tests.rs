@@ -17,12 +17,12 @@ use super::*;
 /// Number of stores that are left before a simulated crash. The code of a dead process runs on
 /// here, but its stores have no effect, and the test discards its state.
 #[derive(Debug, Default)]
-struct Life {
+struct KillCountdown {
     left: Cell<Option<u32>>,
     stored: Cell<u32>,
 }
 
-impl Life {
+impl KillCountdown {
     fn ends_after(&self, left: Option<u32>) {
         self.left.set(left);
     }
@@ -44,12 +44,12 @@ impl Life {
 
 /// A region that outlives its users, and ignores stores of one that has crashed.
 #[derive(Clone, Debug)]
-struct Mortal {
-    life: Rc<Life>,
+struct SurvivingRegion {
+    life: Rc<KillCountdown>,
     memory: Rc<RefCell<MemRegion>>,
 }
 
-impl Mortal {
+impl SurvivingRegion {
     fn new(len: usize) -> Self {
         Self {
             life: Rc::default(),
@@ -58,7 +58,7 @@ impl Mortal {
     }
 }
 
-impl Region for Mortal {
+impl Region for SurvivingRegion {
     fn size(&self) -> usize {
         self.memory.borrow().size()
     }
@@ -151,7 +151,7 @@ impl Account {
     }
 
     /// Records an execution, unless the process has crashed.
-    fn execute(&mut self, life: &Life, request: usize) {
+    fn execute(&mut self, life: &KillCountdown, request: usize) {
         if !life.is_over() {
             self.executed[request] = true;
         }
@@ -179,7 +179,7 @@ impl Account {
 /// A machine: guest memory with a ring, a driver, and the process that serves it, which may be
 /// dead.
 trait Machine {
-    fn life(&self) -> &Life;
+    fn life(&self) -> &KillCountdown;
     fn account(&self) -> &Account;
     fn submit(&mut self, choices: &mut Choices);
     fn take_back(&mut self) -> Verdict;

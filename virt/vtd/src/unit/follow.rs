@@ -21,7 +21,7 @@ use super::walk::{
 
 /// Where a search stands in the tables.
 #[derive(Clone, Copy, Debug)]
-struct Place {
+struct WalkPosition {
     table: Gpa,
     level: u32,
     /// R in bit 0 and W in bit 1, ANDed over the entries above this table.
@@ -62,7 +62,7 @@ impl Walker {
         if from.raw() > last {
             return Ok(Next::None);
         }
-        let top = Place {
+        let top = WalkPosition {
             table: root,
             level: levels,
             permissions: 3,
@@ -74,14 +74,14 @@ impl Walker {
     fn search<M: PhysMem>(
         &self,
         mem: &M,
-        top: Place,
+        top: WalkPosition,
         (from, last): (u64, u64),
         budget: &mut Budget,
     ) -> Access<Next> {
         let mut at = from;
         let mut place = top;
         loop {
-            let Place { table, level, .. } = place;
+            let WalkPosition { table, level, .. } = place;
             budget.charge(Budget::ENTRY);
             // Log2 of the size of the hole that `at` lies in.
             let hole_shift = match mem.read_u64(pte_address(table, at, level)) {
@@ -89,7 +89,7 @@ impl Walker {
                     let permissions = place.permissions & pte;
                     match self.check(pte, level) {
                         Entry::Table(table) if permissions != 0 => {
-                            place = Place {
+                            place = WalkPosition {
                                 table,
                                 level: level - 1,
                                 permissions,

@@ -124,7 +124,7 @@ proptest! {
         calls in prop::collection::vec((any::<bool>(), 0..5_u16), 0..40),
         rewrite: u8,
     ) {
-        let mortal = |layout| Mortal::new(queue_region_len(layout, 4));
+        let mortal = |layout| SurvivingRegion::new(queue_region_len(layout, 4));
         let (split_region, packed_region) = (mortal(RingLayout::Split), mortal(RingLayout::Packed));
         let splits = [mortal(RingLayout::Split), split_region.clone()];
         let packeds = [mortal(RingLayout::Packed), packed_region.clone()];

@@ -30,7 +30,7 @@ struct Desc {
 
 #[derive(Debug)]
 struct Ring {
-    life: Rc<Life>,
+    life: Rc<KillCountdown>,
     descs: Vec<Desc>,
     withdraws: bool,
 }
@@ -49,7 +49,7 @@ impl PackedRing for Ring {
 
 #[derive(Debug)]
 struct PackedMachine {
-    region: Mortal,
+    region: SurvivingRegion,
     sizes: PackedSizes,
     order: Order,
     start: PackedPosition,
@@ -61,7 +61,7 @@ struct PackedMachine {
     avail: PackedPosition,
     used: PackedPosition,
     // The device.
-    tracker: Option<Packed<Mortal>>,
+    tracker: Option<Packed<SurvivingRegion>>,
     next_avail: PackedPosition,
     pending: Vec<(Slot, u16, u16)>,
 }
@@ -80,7 +80,7 @@ const fn flags(position: PackedPosition, is_used: bool) -> u16 {
 impl PackedMachine {
     fn new(ring_size: u16, desc_num: u16, start: PackedPosition, order: Order) -> Self {
         let len = queue_region_len(RingLayout::Packed, desc_num);
-        let region = Mortal::new(len);
+        let region = SurvivingRegion::new(len);
         // Each descriptor as the lap before its first one here left it: used.
         let descs = (0..ring_size).map(|idx| Desc {
             flags: flags(
@@ -121,7 +121,7 @@ impl PackedMachine {
         position.advanced(count, self.sizes.ring_size)
     }
 
-    fn tracker(&mut self) -> &mut Packed<Mortal> {
+    fn tracker(&mut self) -> &mut Packed<SurvivingRegion> {
         self.tracker.as_mut().expect("started")
     }
 
@@ -148,7 +148,7 @@ impl PackedMachine {
 }
 
 impl Machine for PackedMachine {
-    fn life(&self) -> &Life {
+    fn life(&self) -> &KillCountdown {
         &self.region.life
     }
 

@@ -17,7 +17,7 @@ enum Order {
 
 #[derive(Debug)]
 struct SplitMachine {
-    region: Mortal,
+    region: SurvivingRegion,
     size: u16,
     order: Order,
     account: Account,
@@ -31,7 +31,7 @@ struct SplitMachine {
     offered: Vec<Option<usize>>,
     used_seen: u16,
     // The device.
-    tracker: Option<Split<Mortal>>,
+    tracker: Option<Split<SurvivingRegion>>,
     next_avail: u16,
     pending: Vec<u16>,
 }
@@ -43,7 +43,7 @@ impl SplitMachine {
         let start = 65530;
         let entries = usize::from(size);
         Self {
-            region: Mortal::new(len),
+            region: SurvivingRegion::new(len),
             size,
             order,
             account: Account::default(),
@@ -64,7 +64,7 @@ impl SplitMachine {
         usize::from(idx % self.size)
     }
 
-    fn tracker(&mut self) -> &mut Split<Mortal> {
+    fn tracker(&mut self) -> &mut Split<SurvivingRegion> {
         self.tracker.as_mut().expect("started")
     }
 
@@ -82,7 +82,7 @@ impl SplitMachine {
 }
 
 impl Machine for SplitMachine {
-    fn life(&self) -> &Life {
+    fn life(&self) -> &KillCountdown {
         &self.region.life
     }
 

@@ -1,5 +1,5 @@
 //! Calls of this crate on the file under an image: all that reads, changes and syncs it goes
-//! through [`Medium`].
+//! through [`FileIo`].
 //!
 //! There is one implementation outside of tests, an open file. Tests put others in its place: one
 //! that records what is written between syncs, to replay every state that a power cut could leave,
@@ -15,7 +15,7 @@ use vio::blk::SECTOR;
 use vio::blk::range::{self, RangeSupport};
 
 /// A file, or what stands for one.
-pub(crate) trait Medium: Send + Sync {
+pub(crate) trait FileIo: Send + Sync {
     /// Reads bytes at `offset`, perhaps fewer than `buffer` holds; 0: the end of the file.
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize>;
 
@@ -41,7 +41,7 @@ pub(crate) trait Medium: Send + Sync {
 /// Reads all of `buffer` from a file that has `len` bytes: what lies beyond them reads as zero, and
 /// what lies before has to be there.
 pub(crate) fn read_known(
-    file: &dyn Medium,
+    file: &dyn FileIo,
     buffer: &mut [u8],
     offset: u64,
     len: u64,
@@ -62,7 +62,7 @@ pub(crate) fn read_known(
 }
 
 /// Reads up to the end of the file. Returns the number of bytes read.
-pub(crate) fn read_some(file: &dyn Medium, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+pub(crate) fn read_some(file: &dyn FileIo, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
     let mut done = 0;
     while done < buffer.len() {
         match file.read_at(&mut buffer[done..], offset + done as u64) {
@@ -75,7 +75,7 @@ pub(crate) fn read_some(file: &dyn Medium, buffer: &mut [u8], offset: u64) -> io
     Ok(done)
 }
 
-impl Medium for File {
+impl FileIo for File {
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
         FileExt::read_at(self, buffer, offset)
     }

@@ -15,7 +15,7 @@ pub(crate) const SERVED_NS: u64 = 9 * PAUSE_NS;
 
 /// State of the move.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Moving {
+pub(crate) enum CoreMove {
     /// No move is requested.
     #[default]
     No,
@@ -27,7 +27,7 @@ pub(crate) enum Moving {
     Goes,
 }
 
-impl Moving {
+impl CoreMove {
     /// Advances to `now`, at which the move waits for requests in flight. Returns whether the
     /// device takes requests meanwhile.
     pub(crate) fn takes(&mut self, now: u64) -> bool {
@@ -57,7 +57,7 @@ mod tests {
     fn a_device_that_cannot_move_yet_takes_nothing_for_a_tenth_of_the_time_and_not_longer_at_once()
     {
         const STEP: u64 = PAUSE_NS / 10;
-        let mut moving = Moving::default();
+        let mut moving = CoreMove::default();
         let taken: Vec<bool> = (0..1000).map(|step| moving.takes(step * STEP)).collect();
         let longest = taken.chunk_by(|a, b| a == b).filter(|same| !same[0]);
         assert_eq!(longest.map(<[bool]>::len).max(), Some(10));
@@ -66,7 +66,7 @@ mod tests {
 
     #[test]
     fn the_end_of_a_pause_wakes_and_the_end_of_service_does_not() {
-        let mut moving = Moving::default();
+        let mut moving = CoreMove::default();
         assert_eq!(moving.pause_end(), None);
         assert!(!moving.takes(5));
         assert_eq!(moving.pause_end(), Some(5 + PAUSE_NS));
