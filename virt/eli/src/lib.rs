@@ -56,6 +56,7 @@ mod vectors;
 pub mod watchdog;
 
 pub use mode::{
-    Completed, Core, Counts, Cpu, Ended, Fault, Handed, Injection, Plan, Reflection, Taken, Ways,
+    Acknowledged, Completed, Core, Counts, Cpu, DirectModes, Disposition, EntryControls,
+    EoiOutcome, Fault, Injection, Reflection,
 };
 pub use vectors::{Vector, VectorSet};

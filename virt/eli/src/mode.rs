@@ -20,7 +20,7 @@ use crate::{Vector, VectorSet};
 
 /// What goes without an exit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Ways {
+pub struct DirectModes {
     /// Assigned interrupts are delivered directly (§3.5.1).
     pub delivery: bool,
     /// The guest ends them at the real local APIC (§3.5.4).
@@ -42,7 +42,7 @@ pub struct Cpu {
 
 /// A vector that the processor acknowledged on the host's behalf.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Taken {
+pub struct Acknowledged {
     /// Which.
     pub vector: Vector,
     /// Its bit in the local APIC's in-service register; without it, it is an 8259's (ExtINT) and
@@ -55,7 +55,7 @@ pub struct Taken {
 
 /// What became of such a vector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Handed {
+pub struct Disposition {
     /// How many EOIs the real local APIC gets now.
     pub eois: u8,
     /// Whose it is, if the host's; else the guest's, requested virtually.
@@ -68,12 +68,12 @@ pub struct Completed {
     /// How many EOIs the real local APIC gets.
     pub eois: u8,
     /// What it ended.
-    pub ended: Ended,
+    pub ended: EoiOutcome,
 }
 
 /// What an EOI ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ended {
+pub enum EoiOutcome {
     /// A virtual one.
     Virtual(Vector),
     /// One that was delivered directly.
@@ -93,7 +93,7 @@ pub struct Injection {
 
 /// How the guest runs next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Plan {
+pub struct EntryControls {
     /// Real interrupts are the guest's: none exits but by a fault. Else all exit.
     pub direct: bool,
     /// EOI exits.
@@ -113,7 +113,7 @@ const EXTERNALS: usize = 16;
 /// The mode machine of one guest processor.
 #[derive(Clone, Debug)]
 pub struct Core {
-    ways: Ways,
+    ways: DirectModes,
     /// The guest's vectors at the real local APIC.
     aliases: Aliases,
     /// The guest's spurious vector.
@@ -144,14 +144,14 @@ pub struct Core {
     /// been cut off.
     injected: Option<Vector>,
     /// How the guest ran last.
-    last: Plan,
+    last: EntryControls,
     counts: Counts,
 }
 
 impl Core {
     /// A processor that has taken nothing yet, and whose guest has no table yet.
     #[must_use]
-    pub fn new(ways: Ways) -> Self {
+    pub fn new(ways: DirectModes) -> Self {
         Self {
             ways,
             aliases: Aliases::default(),
@@ -170,7 +170,7 @@ impl Core {
             over: VectorSet::EMPTY,
             opened: VectorSet::EMPTY,
             injected: None,
-            last: Plan {
+            last: EntryControls {
                 direct: false,
                 eoi_exits: true,
                 limit: 0,
@@ -274,7 +274,7 @@ impl Core {
 
     /// How the guest ran last.
     #[must_use]
-    pub const fn last(&self) -> &Plan {
+    pub const fn last(&self) -> &EntryControls {
         &self.last
     }
 
@@ -379,9 +379,9 @@ impl Core {
     /// device's stays in service for ever (bug 3).
     pub fn took(
         &mut self,
-        taken: &[Taken],
+        taken: &[Acknowledged],
         mut real: VectorSet,
-        mut each: impl FnMut(Vector, Handed),
+        mut each: impl FnMut(Vector, Disposition),
     ) {
         let older = self.externals_len;
         for one in taken.iter().rev() {
@@ -390,7 +390,12 @@ impl Core {
         }
     }
 
-    fn took_one(&mut self, taken: Taken, real: &mut VectorSet, older: usize) -> (Vector, Handed) {
+    fn took_one(
+        &mut self,
+        taken: Acknowledged,
+        real: &mut VectorSet,
+        older: usize,
+    ) -> (Vector, Disposition) {
         let vector = taken.vector;
         // The one in service is not the local APIC's, and none must wait for its end there (bug 2).
         if !taken.in_service {
@@ -409,7 +414,7 @@ impl Core {
                 };
                 self.externals_len += 1;
             }
-            return (vector, Handed { eois: 0, to: None });
+            return (vector, Disposition { eois: 0, to: None });
         }
         let to = Source::of(vector);
         // A level-triggered one of the guest's is ended when the guest does so; sooner, and its
@@ -437,7 +442,7 @@ impl Core {
                 guests
             }
         };
-        (vector, Handed { eois, to })
+        (vector, Disposition { eois, to })
     }
 
     /// Ends the highest in service, and those below it that only waited for that.
@@ -472,7 +477,7 @@ impl Core {
                 };
                 Completed {
                     eois,
-                    ended: Ended::Virtual(vector),
+                    ended: EoiOutcome::Virtual(vector),
                 }
             }
             (_, Some(vector)) => {
@@ -480,12 +485,12 @@ impl Core {
                 let eois = self.end_of(vector, &mut real);
                 Completed {
                     eois,
-                    ended: Ended::Real(vector),
+                    ended: EoiOutcome::Real(vector),
                 }
             }
             _ => Completed {
                 eois: 0,
-                ended: Ended::Nothing,
+                ended: EoiOutcome::Nothing,
             },
         }
     }
@@ -501,9 +506,9 @@ impl Core {
     }
 
     /// How the guest runs next, with `real` in service at the real local APIC.
-    pub fn plan(&mut self, cpu: Cpu, real: VectorSet) -> Plan {
+    pub fn plan(&mut self, cpu: Cpu, real: VectorSet) -> EntryControls {
         let direct = self.may_be_direct() && !cpu.stepping && !self.opens_now(cpu);
-        let mut plan = Plan {
+        let mut plan = EntryControls {
             direct,
             eoi_exits: !(direct && self.ways.completion),
             limit: self.guest_limit,
@@ -546,7 +551,7 @@ impl Core {
         cpu.event && !self.opened.is_empty()
     }
 
-    fn choose(&mut self, cpu: Cpu, real: VectorSet, plan: &mut Plan) {
+    fn choose(&mut self, cpu: Cpu, real: VectorSet, plan: &mut EntryControls) {
         let can = cpu.interrupts && !cpu.shadow && !cpu.event;
         if let Some(last) = self.externals_len.checked_sub(1) {
             if can {

@@ -5,7 +5,7 @@ use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use bare::{apic, processor};
 use eli::policy::PROCESSORS_MAX;
-use eli::{Taken, VectorSet};
+use eli::{Acknowledged, VectorSet};
 
 use crate::log::say;
 use crate::memory::Page;
@@ -100,9 +100,9 @@ fn levels() -> VectorSet {
 
 /// Returns a vector that the processor acknowledged, as seen at the local APIC, and the vectors in
 /// service there.
-pub fn taken(vector: u8) -> (Taken, VectorSet) {
+pub fn taken(vector: u8) -> (Acknowledged, VectorSet) {
     let service = in_service();
-    let taken = Taken {
+    let taken = Acknowledged {
         vector,
         in_service: service.contains(vector),
         level: levels().contains(vector),
@@ -123,23 +123,29 @@ impl Area {
 
     /// Lets pending interrupts in, on this area's core; which they were, in order, and what is in
     /// service then.
-    pub fn window<'a>(&self, taken: &'a mut [Taken; WINDOW_MAX]) -> (&'a [Taken], VectorSet) {
+    pub fn window<'a>(
+        &self,
+        taken: &'a mut [Acknowledged; WINDOW_MAX],
+    ) -> (&'a [Acknowledged], VectorSet) {
         // SAFETY: interrupts come here and nowhere else, and have handlers.
         self.noted(taken, || unsafe { host_window() })
     }
 
     /// Takes interrupts likewise, and waits for one if none is pending. Returns for a non-maskable
     /// one, too.
-    pub fn idle<'a>(&self, taken: &'a mut [Taken; WINDOW_MAX]) -> (&'a [Taken], VectorSet) {
+    pub fn idle<'a>(
+        &self,
+        taken: &'a mut [Acknowledged; WINDOW_MAX],
+    ) -> (&'a [Acknowledged], VectorSet) {
         // SAFETY: as in `window`.
         self.noted(taken, || unsafe { host_idle() })
     }
 
     fn noted<'a>(
         &self,
-        taken: &'a mut [Taken; WINDOW_MAX],
+        taken: &'a mut [Acknowledged; WINDOW_MAX],
         window: impl FnOnce(),
-    ) -> (&'a [Taken], VectorSet) {
+    ) -> (&'a [Acknowledged], VectorSet) {
         // Relaxed: the handlers run on this core, inside the call.
         let before = self.taken_len.load(Ordering::Relaxed);
         window();
@@ -148,7 +154,7 @@ impl Area {
         let len = (len as usize).min(WINDOW_MAX);
         for (slot, at) in taken.iter_mut().zip(before..).take(len) {
             let vector = self.taken[(at & 255) as usize].load(Ordering::Relaxed);
-            *slot = Taken {
+            *slot = Acknowledged {
                 vector,
                 in_service: service.contains(vector),
                 level: levels.contains(vector),

@@ -16,7 +16,10 @@ use eli::event::{Event, Kind as EventKind};
 use eli::gate::Gate;
 use eli::hosts::Source;
 use eli::watchdog::{Came, Masking, Samples, Service, Ticks};
-use eli::{Core, Cpu, Ended, Fault, Handed, Plan, Reflection, Taken, Vector, VectorSet, Ways};
+use eli::{
+    Acknowledged, Core, Cpu, DirectModes, Disposition, EntryControls, EoiOutcome, Fault,
+    Reflection, Vector, VectorSet,
+};
 
 use crate::io_core;
 use crate::lapic::Lapic;
@@ -53,7 +56,7 @@ pub struct Interrupts {
 
 impl Interrupts {
     /// Creates the state of a guest that is yet to be entered.
-    pub fn new(ways: Ways) -> Self {
+    pub fn new(ways: DirectModes) -> Self {
         Self {
             core: Core::new(ways),
             lapic: Lapic::new(),
@@ -121,7 +124,7 @@ impl Interrupts {
 
     /// Plans an entry, with `real` in service at the local APIC. What it injects is for
     /// [`inject`](Self::inject), once the gate is shown.
-    pub fn plan(&mut self, vmcb: &Vmcb, is_stepping: bool, real: VectorSet) -> Plan {
+    pub fn plan(&mut self, vmcb: &Vmcb, is_stepping: bool, real: VectorSet) -> EntryControls {
         let cpu = Cpu {
             interrupts: vmcb.interrupts(),
             shadow: vmcb.get(vmcb::SHADOW) & 1 != 0,
@@ -210,24 +213,30 @@ impl Interrupts {
 
     /// Hands acknowledged interrupts to the mode machine, and ends those that it says. Returns
     /// whether the host's tick is among them.
-    pub fn acknowledge(&mut self, taken: &[Taken], real: VectorSet, counts: &Counters) -> bool {
+    pub fn acknowledge(
+        &mut self,
+        taken: &[Acknowledged],
+        real: VectorSet,
+        counts: &Counters,
+    ) -> bool {
         let (device, timer) = (self.device, self.lapic.timer_vector());
         let (mut has_tick, mut has_completion) = (false, false);
-        self.core.took(taken, real, |vector, Handed { eois, to }| {
-            (0..eois).for_each(|_| apic::eoi());
-            match to {
-                Some(Source::Tick) => {
-                    has_tick = true;
-                    counts.add(Count::Ticks, 1);
+        self.core
+            .took(taken, real, |vector, Disposition { eois, to }| {
+                (0..eois).for_each(|_| apic::eoi());
+                match to {
+                    Some(Source::Tick) => {
+                        has_tick = true;
+                        counts.add(Count::Ticks, 1);
+                    }
+                    Some(Source::Message) => {}
+                    Some(Source::Completion) => has_completion = true,
+                    None => {
+                        counts.add(Count::DeviceCaught, device.contains(vector).into());
+                        counts.add(Count::TimerCaught, (timer == Some(vector)).into());
+                    }
                 }
-                Some(Source::Message) => {}
-                Some(Source::Completion) => has_completion = true,
-                None => {
-                    counts.add(Count::DeviceCaught, device.contains(vector).into());
-                    counts.add(Count::TimerCaught, (timer == Some(vector)).into());
-                }
-            }
-        });
+            });
         if has_completion {
             let vectors = io_core::take_requested();
             vectors.iter().for_each(|vector| self.core.request(vector));
@@ -292,12 +301,12 @@ impl Interrupts {
         let done = self.core.guest_eoi(real);
         (0..done.eois).for_each(|_| apic::eoi());
         match done.ended {
-            Ended::Virtual(vector) => self.cause(Some(vector)),
-            Ended::Real(vector) => {
+            EoiOutcome::Virtual(vector) => self.cause(Some(vector)),
+            EoiOutcome::Real(vector) => {
                 counts.add(Count::DeviceCompleted, self.device.contains(vector).into());
                 self.cause(Some(vector))
             }
-            Ended::Nothing => Cause::Guest,
+            EoiOutcome::Nothing => Cause::Guest,
         }
     }
 

@@ -2,7 +2,7 @@
 
 use eli::defence::{Defence, Defences};
 use eli::policy::PROCESSORS_MAX;
-use eli::{VectorSet, Ways};
+use eli::{DirectModes, VectorSet};
 
 use crate::io_core::Completion;
 
@@ -58,8 +58,8 @@ impl Mode {
     }
 
     /// Returns the mode for the mode machine.
-    pub const fn ways(self) -> Ways {
-        Ways {
+    pub const fn ways(self) -> DirectModes {
+        DirectModes {
             delivery: !matches!(self, Self::Baseline | Self::Poll),
             completion: matches!(self, Self::Eli | Self::EliTimer | Self::Elvis),
         }

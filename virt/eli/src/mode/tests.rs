@@ -1,7 +1,7 @@
 //! Runs of the small world ([`world`](super::world)), and single steps of the mode machine: each
 //! bug of the notes that is one of its decisions has a test by its number.
 
-use super::world::{Seen, World};
+use super::world::{EventCounts, World};
 use super::*;
 use crate::event::{self, NOT_PRESENT, PROTECTION};
 
@@ -12,7 +12,7 @@ const ONE_WORLD: u64 = 10_000;
 /// many events in all.
 ///
 /// `ELI_TRACE=<seed>` prints what happens in one.
-fn first_wrong(events: u64, seen: &mut Seen) -> Option<(u64, u64, String)> {
+fn first_wrong(events: u64, seen: &mut EventCounts) -> Option<(u64, u64, String)> {
     let traced = std::env::var("ELI_TRACE").ok();
     let mut done = 0;
     for seed in 1.. {
@@ -37,7 +37,7 @@ fn first_wrong(events: u64, seen: &mut Seen) -> Option<(u64, u64, String)> {
 #[test]
 fn a_million_events_lose_no_interrupt() {
     let events = std::env::var("ELI_EVENTS").map_or(1_000_000, |n| n.parse().expect("a number"));
-    let mut seen = Seen::default();
+    let mut seen = EventCounts::default();
     let wrong = first_wrong(events, &mut seen);
     assert_eq!(wrong, None);
     println!("{:?}", seen.all());
@@ -63,7 +63,7 @@ fn set(vectors: &[Vector]) -> VectorSet {
 
 /// A shadow stands; 0x41 and 0x61 are assigned.
 fn engaged() -> Core {
-    let mut core = Core::new(Ways {
+    let mut core = Core::new(DirectModes {
         delivery: true,
         completion: true,
     });
@@ -72,31 +72,31 @@ fn engaged() -> Core {
     core
 }
 
-const fn edge(vector: Vector) -> Taken {
-    Taken {
+const fn edge(vector: Vector) -> Acknowledged {
+    Acknowledged {
         vector,
         in_service: true,
         level: false,
     }
 }
 
-const fn level(vector: Vector) -> Taken {
-    Taken {
+const fn level(vector: Vector) -> Acknowledged {
+    Acknowledged {
         level: true,
         ..edge(vector)
     }
 }
 
 /// An 8259's.
-const fn external(vector: Vector) -> Taken {
-    Taken {
+const fn external(vector: Vector) -> Acknowledged {
+    Acknowledged {
         in_service: false,
         ..edge(vector)
     }
 }
 
 /// What becomes of them, with those in service that are.
-fn took(core: &mut Core, taken: &[Taken]) -> Vec<(Vector, Handed)> {
+fn took(core: &mut Core, taken: &[Acknowledged]) -> Vec<(Vector, Disposition)> {
     let real = taken.iter().filter(|one| one.in_service);
     let real = real.map(|one| one.vector).collect();
     let mut heard = Vec::new();
@@ -104,8 +104,8 @@ fn took(core: &mut Core, taken: &[Taken]) -> Vec<(Vector, Handed)> {
     heard
 }
 
-const fn guests(eois: u8) -> Handed {
-    Handed { eois, to: None }
+const fn guests(eois: u8) -> Disposition {
+    Disposition { eois, to: None }
 }
 
 fn injected(core: &mut Core, real: &[Vector]) -> Option<Vector> {
@@ -113,7 +113,7 @@ fn injected(core: &mut Core, real: &[Vector]) -> Option<Vector> {
     plan.inject.map(|injection| injection.event.vector)
 }
 
-const fn ended(eois: u8, ended: Ended) -> Completed {
+const fn ended(eois: u8, ended: EoiOutcome) -> Completed {
     Completed { eois, ended }
 }
 
@@ -137,7 +137,7 @@ fn bug_2_an_8259s_interrupt_is_never_in_service_at_the_local_apic() {
     assert_eq!(took(&mut core, &[external(0x38)]), [(0x38, guests(0))]);
     assert_eq!(injected(&mut core, &[]), Some(0x38));
     assert_eq!(core.in_service(set(&[])), set(&[]));
-    assert_eq!(core.guest_eoi(set(&[])), ended(0, Ended::Nothing));
+    assert_eq!(core.guest_eoi(set(&[])), ended(0, EoiOutcome::Nothing));
     // A lower class is not blocked.
     took(&mut core, &[edge(0x21)]);
     assert_eq!(injected(&mut core, &[]), Some(0x21));
@@ -151,7 +151,7 @@ fn bug_2_an_8259s_interrupt_is_never_in_service_at_the_local_apic() {
 fn bug_3_the_newest_is_ended_first() {
     let mut core = engaged();
     let heard = took(&mut core, &[edge(0x41), edge(0x61), edge(0xf1)]);
-    let tick = Handed {
+    let tick = Disposition {
         eois: 1,
         to: Some(Source::Tick),
     };
@@ -165,10 +165,13 @@ fn an_eoi_that_is_due_below_a_level_triggered_one_comes_with_that_ones() {
     let eois: Vec<_> = heard.iter().map(|heard| heard.1.eois).collect();
     assert_eq!(eois, [1, 0, 0]);
     assert_eq!(injected(&mut core, &[0x41, 0x92]), Some(0x92));
-    let both = ended(2, Ended::Virtual(0x92));
+    let both = ended(2, EoiOutcome::Virtual(0x92));
     assert_eq!(core.guest_eoi(set(&[0x41, 0x92])), both);
     assert_eq!(injected(&mut core, &[]), Some(0x41));
-    assert_eq!(core.guest_eoi(set(&[])), ended(0, Ended::Virtual(0x41)));
+    assert_eq!(
+        core.guest_eoi(set(&[])),
+        ended(0, EoiOutcome::Virtual(0x41))
+    );
 }
 
 #[test]
@@ -178,7 +181,7 @@ fn bug_5_a_level_triggered_one_is_ended_when_the_guest_ends_it() {
     // Not in direct mode, in which the EOI would not exit.
     assert!(!core.plan(MASKED, set(&[0x52])).direct);
     assert_eq!(injected(&mut core, &[0x52]), Some(0x52));
-    let completed = ended(1, Ended::Virtual(0x52));
+    let completed = ended(1, EoiOutcome::Virtual(0x52));
     assert_eq!(core.guest_eoi(set(&[0x52])), completed);
     assert!(core.plan(READY, set(&[])).direct);
 }
@@ -264,12 +267,15 @@ fn an_interrupt_that_comes_by_an_alias_is_the_guests_by_its_own_vector() {
     assert_eq!(core.shown_requested(set(&[0xf1])), set(&[0xf4]));
     assert_eq!(injected(&mut core, &[]), Some(0xf4));
     assert_eq!(core.in_service(set(&[])), set(&[0xf4]));
-    assert_eq!(core.guest_eoi(set(&[])), ended(0, Ended::Virtual(0xf4)));
+    assert_eq!(
+        core.guest_eoi(set(&[])),
+        ended(0, EoiOutcome::Virtual(0xf4))
+    );
     // A level is ended by the guest, and has nothing of the host's class in service meanwhile.
     assert_eq!(took(&mut core, &[level(alias)]), [(0xf4, guests(0))]);
     assert_eq!(injected(&mut core, &[alias]), Some(0xf4));
     assert_eq!(core.in_service(set(&[alias])), set(&[0xf4]));
-    let completed = ended(1, Ended::Virtual(0xf4));
+    let completed = ended(1, EoiOutcome::Virtual(0xf4));
     assert_eq!(core.guest_eoi(set(&[alias])), completed);
     assert!(core.plan(READY, set(&[])).direct);
     // To itself it is sent virtually; what is its own, by the real local APIC.
@@ -322,7 +328,7 @@ fn an_own_gate_is_met_after_a_delivery_that_was_cut_off() {
     assert_eq!(core.reflect(met), Reflection::Guest(np));
     // That was one interrupt: the next of the same vector is the processor's.
     core.plan(again, set(&[0x51]));
-    let completed = ended(1, Ended::Virtual(0x51));
+    let completed = ended(1, EoiOutcome::Virtual(0x51));
     assert_eq!(core.guest_eoi(set(&[0x51])), completed);
     assert!(core.plan(READY, set(&[])).direct);
     assert_eq!(core.reflect(met), Reflection::Interrupt(0x51));
@@ -394,7 +400,7 @@ fn an_int_instruction_meets_what_the_guests_own_table_has() {
 
 #[test]
 fn without_a_shadow_a_fault_of_an_int_instruction_is_the_guests_as_it_is() {
-    let mut core = Core::new(Ways::default());
+    let mut core = Core::new(DirectModes::default());
     core.load_table(gate::FULL_LIMIT, false);
     let int = Event {
         kind: Kind::Software,
@@ -420,21 +426,30 @@ fn what_is_ended_by_force_stays_in_service_for_the_guest() {
     took(&mut core, &[edge(0x71)]);
     assert_eq!(injected(&mut core, &[]), Some(0x71));
     for vector in [0x71, 0x61] {
-        assert_eq!(core.guest_eoi(set(&[])), ended(0, Ended::Virtual(vector)));
+        assert_eq!(
+            core.guest_eoi(set(&[])),
+            ended(0, EoiOutcome::Virtual(vector))
+        );
     }
     assert_eq!(injected(&mut core, &[]), Some(0x51));
     assert_eq!((core.counts().forced, core.counts().returned), (1, 0));
     // Direct again when all of it is over, however often it happens.
     for vector in [0x51, 0x41] {
         assert!(!core.plan(MASKED, set(&[])).direct);
-        assert_eq!(core.guest_eoi(set(&[])), ended(0, Ended::Virtual(vector)));
+        assert_eq!(
+            core.guest_eoi(set(&[])),
+            ended(0, EoiOutcome::Virtual(vector))
+        );
     }
     for times in 1..10 {
         assert!(core.plan(READY, set(&[])).direct);
         assert_eq!(core.counts().returned, times);
         assert_eq!(core.fall_back(set(&[0x41])), 1);
         assert!(!core.plan(READY, set(&[])).direct);
-        assert_eq!(core.guest_eoi(set(&[])), ended(0, Ended::Virtual(0x41)));
+        assert_eq!(
+            core.guest_eoi(set(&[])),
+            ended(0, EoiOutcome::Virtual(0x41))
+        );
     }
 }
 
@@ -470,7 +485,7 @@ fn what_is_forced_below_a_level_triggered_one_is_ended_with_it() {
     core.took(&[level(0x92)], set(&[0x41, 0x92]), |_, _| ());
     assert_eq!(core.fall_back(set(&[0x41, 0x92])), 0);
     assert_eq!(injected(&mut core, &[0x41, 0x92]), Some(0x92));
-    let both = ended(2, Ended::Virtual(0x92));
+    let both = ended(2, EoiOutcome::Virtual(0x92));
     assert_eq!(core.guest_eoi(set(&[0x41, 0x92])), both);
     assert_eq!(core.in_service(set(&[])), set(&[0x41]));
 }
@@ -488,6 +503,6 @@ fn interrupts_of_the_hosts_making_are_injected_and_direct_mode_waits_for_their_e
     let plan = core.plan(READY, VectorSet::EMPTY);
     assert!(!plan.direct && plan.eoi_exits && plan.inject.is_none());
     let done = core.guest_eoi(VectorSet::EMPTY);
-    assert_eq!((done.eois, done.ended), (0, Ended::Virtual(0x51)));
+    assert_eq!((done.eois, done.ended), (0, EoiOutcome::Virtual(0x51)));
     assert!(core.plan(READY, VectorSet::EMPTY).direct);
 }

@@ -6,7 +6,7 @@
 //! the first of them, as if it had asked for the lowest priority. No other bit of the guest's
 //! reaches the hardware, so none has to be compared.
 
-use super::{EXT_INT, FIXED, LOWEST_PRIORITY, Processors, Why, delivery_mode};
+use super::{DenyReason, EXT_INT, FIXED, LOWEST_PRIORITY, Processors, delivery_mode};
 use crate::Vector;
 use crate::gate::FIRST_INTERRUPT;
 
@@ -39,27 +39,27 @@ impl Message {
 /// # Errors
 /// It is no interrupt message, or for another processor, of another kind, or has an exception's
 /// vector.
-pub fn message(message: Message, guests: &Processors) -> Result<(usize, Vector), Why> {
+pub fn message(message: Message, guests: &Processors) -> Result<(usize, Vector), DenyReason> {
     const LOGICAL: u64 = 1 << 2;
     let to = (message.address >> 12 & 0xff) as u32;
     if message.address >> 20 != INTERRUPTS >> 20 {
         // A write to memory, not an interrupt: it would be the device's DMA anyway. Not through an
         // entry of ours.
-        return Err(Why::Destination((message.address >> 12) as u32));
+        return Err(DenyReason::Destination((message.address >> 12) as u32));
     }
     let targets = guests.of_byte(to, message.address & LOGICAL != 0);
-    let index = targets.first().ok_or(Why::Destination(to))?;
+    let index = targets.first().ok_or(DenyReason::Destination(to))?;
     Ok((index, fixed(message.data)?))
 }
 
 /// The vector of a message's data, or of the lower word of an I/O APIC's entry, if it is a fixed
 /// interrupt.
-fn fixed(data: u32) -> Result<Vector, Why> {
+fn fixed(data: u32) -> Result<Vector, DenyReason> {
     let vector = data as Vector;
     match delivery_mode(data) {
-        FIXED | LOWEST_PRIORITY if vector < FIRST_INTERRUPT => Err(Why::Exception(vector)),
+        FIXED | LOWEST_PRIORITY if vector < FIRST_INTERRUPT => Err(DenyReason::Exception(vector)),
         FIXED | LOWEST_PRIORITY => Ok(vector),
-        other => Err(Why::DeliveryMode(other)),
+        other => Err(DenyReason::DeliveryMode(other)),
     }
 }
 
@@ -83,13 +83,13 @@ impl Pin {
     ///
     /// # Errors
     /// As for a [`message`].
-    pub fn of(entry: u64, guests: &Processors) -> Result<Option<Self>, Why> {
+    pub fn of(entry: u64, guests: &Processors) -> Result<Option<Self>, DenyReason> {
         if entry & Self::MASKED != 0 {
             return Ok(None);
         }
         let (low, to) = (entry as u32, (entry >> 56) as u32);
         let targets = guests.of_byte(to, low >> 11 & 1 != 0);
-        let index = targets.first().ok_or(Why::Destination(to))?;
+        let index = targets.first().ok_or(DenyReason::Destination(to))?;
         let vector = match delivery_mode(low) {
             EXT_INT => None,
             _ => Some(fixed(low)?),
@@ -141,11 +141,11 @@ mod tests {
         };
         assert_eq!(of(0xfee0_0000, 0x41), Ok(0x41));
         assert_eq!(of(0xfee0_1004, 0x41), Ok(0x41));
-        assert_eq!(of(0xfee0_1000, 0x41), Err(Why::Destination(1)));
-        assert_eq!(of(0xfee0_2004, 0x41), Err(Why::Destination(2)));
-        assert_eq!(of(0xfee0_0000, 0x441), Err(Why::DeliveryMode(4)));
-        assert_eq!(of(0xfee0_0000, 0x241), Err(Why::DeliveryMode(2)));
-        assert_eq!(of(0xfee0_0000, 0x08), Err(Why::Exception(8)));
+        assert_eq!(of(0xfee0_1000, 0x41), Err(DenyReason::Destination(1)));
+        assert_eq!(of(0xfee0_2004, 0x41), Err(DenyReason::Destination(2)));
+        assert_eq!(of(0xfee0_0000, 0x441), Err(DenyReason::DeliveryMode(4)));
+        assert_eq!(of(0xfee0_0000, 0x241), Err(DenyReason::DeliveryMode(2)));
+        assert_eq!(of(0xfee0_0000, 0x08), Err(DenyReason::Exception(8)));
         assert!(of(0x1000, 0x41).is_err() && of(1 << 32 | 0xfee0_0000, 0x41).is_err());
     }
 
@@ -225,11 +225,11 @@ mod tests {
         // A broadcast, physical and logical, and to another.
         assert_eq!(of(0xff << 56 | 0x41), Ok(Some(Some(0x41))));
         assert_eq!(of(0xff << 56 | 0x841), Ok(Some(Some(0x41))));
-        assert_eq!(of(1 << 56 | 0x41), Err(Why::Destination(1)));
-        assert_eq!(of(2 << 56 | 0x841), Err(Why::Destination(2)));
-        assert_eq!(of(0x441), Err(Why::DeliveryMode(4)));
+        assert_eq!(of(1 << 56 | 0x41), Err(DenyReason::Destination(1)));
+        assert_eq!(of(2 << 56 | 0x841), Err(DenyReason::Destination(2)));
+        assert_eq!(of(0x441), Err(DenyReason::DeliveryMode(4)));
         assert_eq!(of(0x741), Ok(Some(None)));
-        assert_eq!(of(0x0e), Err(Why::Exception(0x0e)));
+        assert_eq!(of(0x0e), Err(DenyReason::Exception(0x0e)));
         assert_eq!(of(0x1_0441), Ok(None));
     }
 
@@ -247,13 +247,13 @@ mod tests {
         };
         assert_eq!(of(0xfee0_0000), Ok((0, 0x41)));
         assert_eq!(of(0xfee0_1000), Ok((1, 0x41)));
-        assert_eq!(of(0xfee0_2000), Err(Why::Destination(2)));
+        assert_eq!(of(0xfee0_2000), Err(DenyReason::Destination(2)));
         assert_eq!(of(0xfeef_f000), Ok((0, 0x41)));
         assert_eq!(of(0xfee0_2004), Ok((1, 0x41)));
         assert_eq!(of(0xfee0_3004), Ok((0, 0x41)));
         let of = |entry: u64| Pin::of(entry, &guests).map(|pin| pin.map(|pin| pin.to));
         assert_eq!(of(1 << 56 | 0x41), Ok(Some(1)));
         assert_eq!(of(6 << 56 | 0x841), Ok(Some(1)));
-        assert_eq!(of(2 << 56 | 0x41), Err(Why::Destination(2)));
+        assert_eq!(of(2 << 56 | 0x41), Err(DenyReason::Destination(2)));
     }
 }

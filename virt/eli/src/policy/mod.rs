@@ -27,7 +27,7 @@ use crate::gate::FIRST_INTERRUPT;
 
 /// Why a write did not go through as it was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Why {
+pub enum DenyReason {
     /// A delivery mode that is not the guest's to use: NMI, SMI, INIT, start-up, or ExtINT where
     /// there is no such line.
     DeliveryMode(u8),
@@ -37,7 +37,7 @@ pub enum Why {
     Exception(Vector),
 }
 
-impl core::fmt::Display for Why {
+impl core::fmt::Display for DenyReason {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
             Self::DeliveryMode(mode) => {
@@ -93,7 +93,7 @@ pub struct LvtWrite {
     /// The vector that the guest wants for its own, as it is at the real local APIC.
     pub wants: Option<Vector>,
     /// Why it is masked, if the guest did not want it so.
-    pub why: Option<Why>,
+    pub why: Option<DenyReason>,
 }
 
 /// A write to the local vector table.
@@ -126,13 +126,13 @@ pub fn lvt(entry: Lvt, value: u32) -> LvtWrite {
             wants: None,
             why: None,
         },
-        FIXED if vector < FIRST_INTERRUPT => masked(Why::Exception(vector)),
+        FIXED if vector < FIRST_INTERRUPT => masked(DenyReason::Exception(vector)),
         FIXED => LvtWrite {
             real: value,
             wants: Some(vector),
             why: None,
         },
-        other => masked(Why::DeliveryMode(other)),
+        other => masked(DenyReason::DeliveryMode(other)),
     }
 }
 
@@ -150,7 +150,7 @@ pub enum Command {
     /// No processor is meant, or nothing: "all but self" with one processor, a de-assert.
     ToNobody,
     /// Refused.
-    Refused(Why),
+    Refused(DenyReason),
 }
 
 /// A write to the interrupt command register of the guest's processor `own`, an x2APIC.
@@ -181,14 +181,14 @@ pub fn command(value: u64, own: usize, guests: &Processors) -> Command {
             let meant = targets;
             targets = targets.without(FIRST);
             if targets.is_empty() && !meant.is_empty() {
-                return Command::Refused(Why::DeliveryMode(mode));
+                return Command::Refused(DenyReason::DeliveryMode(mode));
             }
         }
-        other => return Command::Refused(Why::DeliveryMode(other)),
+        other => return Command::Refused(DenyReason::DeliveryMode(other)),
     }
     if targets.is_empty() {
         return match low >> 18 & 3 {
-            0 => Command::Refused(Why::Destination(to)),
+            0 => Command::Refused(DenyReason::Destination(to)),
             _ => Command::ToNobody,
         };
     }
@@ -196,7 +196,7 @@ pub fn command(value: u64, own: usize, guests: &Processors) -> Command {
         NMI => Command::Nmi(targets),
         INIT => Command::Init(targets),
         START_UP => Command::StartUp(targets, vector),
-        _ if vector < FIRST_INTERRUPT => Command::Refused(Why::Exception(vector)),
+        _ if vector < FIRST_INTERRUPT => Command::Refused(DenyReason::Exception(vector)),
         LOWEST_PRIORITY => Command::Fixed(Targets::one(targets.first().unwrap_or(own)), vector),
         _ => Command::Fixed(targets, vector),
     }
@@ -257,7 +257,7 @@ impl Pics {
     ///
     /// # Errors
     /// A base that is an exception's, or in the host's class. Nothing is written.
-    pub fn write(&mut self, port: u16, value: u8) -> Result<PicWrites, Why> {
+    pub fn write(&mut self, port: u16, value: u8) -> Result<PicWrites, DenyReason> {
         const INITIALISE: u8 = 1 << 4;
         const HAS_MODE: u8 = 1;
         const SINGLE: u8 = 1 << 1;
@@ -282,7 +282,7 @@ impl Pics {
             Initialising::Base(begun) => {
                 let base = value & 0xf8;
                 if !(FIRST_INTERRUPT..crate::hosts::CRITICAL).contains(&base) {
-                    return Err(Why::Exception(base));
+                    return Err(DenyReason::Exception(base));
                 }
                 *state = match begun {
                     begun if begun & SINGLE == 0 => Initialising::Cascade(begun),
@@ -348,7 +348,7 @@ mod tests {
         }
         // A vector of the host's class is wanted like any other: it gets an alias.
         assert_eq!(lvt(Lvt::Timer, 0xf1 | 1 << 17).wants, Some(0xf1));
-        assert_eq!(lvt(Lvt::Timer, 0x0e).why, Some(Why::Exception(0x0e)));
+        assert_eq!(lvt(Lvt::Timer, 0x0e).why, Some(DenyReason::Exception(0x0e)));
         assert_eq!(lvt(Lvt::Lint1, of(0, 4)).real, LVT_MASKED);
     }
 
@@ -361,27 +361,30 @@ mod tests {
         assert_eq!(to(0, 0x41 | 1 << 18), own);
         assert_eq!(to(7, 0x41 | 2 << 18), own);
         assert_eq!(to(1, 0x41 | 1 << 11), own);
-        assert_eq!(to(2, 0x41 | 1 << 11), Command::Refused(Why::Destination(2)));
-        assert_eq!(to(1, 0x41), Command::Refused(Why::Destination(1)));
+        assert_eq!(
+            to(2, 0x41 | 1 << 11),
+            Command::Refused(DenyReason::Destination(2))
+        );
+        assert_eq!(to(1, 0x41), Command::Refused(DenyReason::Destination(1)));
         assert_eq!(to(0, 0x41 | 3 << 18), Command::ToNobody);
         for (low, mode) in [(0x4500, 5), (0x200, 2), (0x700, 7)] {
             for id in [0, 0xffff_ffff] {
                 assert_eq!(
                     to(id, low),
-                    Command::Refused(Why::DeliveryMode(mode)),
+                    Command::Refused(DenyReason::DeliveryMode(mode)),
                     "{low:#x} to {id}"
                 );
             }
         }
         for low in [0x4500, 0x400, 0x608] {
-            assert_eq!(to(1, low), Command::Refused(Why::Destination(1)));
+            assert_eq!(to(1, low), Command::Refused(DenyReason::Destination(1)));
             assert_eq!(to(1, low | 3 << 18), Command::ToNobody);
         }
         // An NMI to itself is injected.
         assert_eq!(to(0, 0x400), Command::Nmi(Targets::one(0)));
         // The de-assert that Linux sends after INIT means no processor.
         assert_eq!(to(1, 0x8500), Command::ToNobody);
-        assert_eq!(to(0, 8), Command::Refused(Why::Exception(8)));
+        assert_eq!(to(0, 8), Command::Refused(DenyReason::Exception(8)));
     }
 
     #[test]
@@ -400,9 +403,15 @@ mod tests {
         assert_eq!(from(0, 1, 0x400), Command::Nmi(second));
         assert_eq!(from(0, 1, 0x4500), Command::Init(second));
         assert_eq!(from(0, 1, 0x4600 | 0x99), Command::StartUp(second, 0x99));
-        assert_eq!(from(1, 0, 0x4500), Command::Refused(Why::DeliveryMode(5)));
+        assert_eq!(
+            from(1, 0, 0x4500),
+            Command::Refused(DenyReason::DeliveryMode(5))
+        );
         assert_eq!(from(1, 0, 0x4500 | 2 << 18), Command::Init(second));
-        assert_eq!(from(0, 1, 0x200), Command::Refused(Why::DeliveryMode(2)));
+        assert_eq!(
+            from(0, 1, 0x200),
+            Command::Refused(DenyReason::DeliveryMode(2))
+        );
         // The core that watches, and one that there is not.
         for id in [2, 3, 0x1_0001, 0x7fff_ffff] {
             for low in [0x41, 0xf1, 0x400, 0x4500, 0x4608, 0x541] {
@@ -451,8 +460,8 @@ mod tests {
         }
         // Firmware's way, and the host's class.
         assert_eq!(pics.write(0xa0, 0x11), held);
-        assert_eq!(pics.write(0xa1, 0x08), Err(Why::Exception(8)));
-        assert_eq!(pics.write(0xa1, 0xf0), Err(Why::Exception(0xf0)));
+        assert_eq!(pics.write(0xa1, 0x08), Err(DenyReason::Exception(8)));
+        assert_eq!(pics.write(0xa1, 0xf0), Err(DenyReason::Exception(0xf0)));
         assert_eq!(
             pics.write(0xa1, 0x38),
             Ok(PicWrites {

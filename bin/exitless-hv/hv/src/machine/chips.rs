@@ -4,7 +4,7 @@
 
 use eli::policy::config::Config;
 use eli::policy::pit::Pit;
-use eli::policy::{PicWrites, Pics, Pin, Why};
+use eli::policy::{DenyReason, PicWrites, Pics, Pin};
 
 use crate::io_apic::{IoApic, Redirection};
 use crate::remapping::{Fault, Remapping};
@@ -129,7 +129,7 @@ impl Chips {
     ///
     /// # Errors
     /// Policy's.
-    pub fn pic_written(&mut self, port: u16, value: u8) -> Result<PicWrites, Why> {
+    pub fn pic_written(&mut self, port: u16, value: u8) -> Result<PicWrites, DenyReason> {
         self.pics.write(port, value)
     }
 }

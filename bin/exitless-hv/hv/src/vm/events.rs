@@ -7,7 +7,7 @@ use bare::{apic, processor};
 use eli::defence::Defence;
 use eli::event::{self, Event, Kind as EventKind};
 use eli::hosts::{self, Source};
-use eli::{Fault, Reflection, Taken, Vector, VectorSet};
+use eli::{Acknowledged, Fault, Reflection, Vector, VectorSet};
 
 use super::Processor;
 use crate::host::{self, WINDOW_MAX};
@@ -21,7 +21,7 @@ impl Processor {
     /// Handles physical interrupts: those that wait. They were found to wait for a guest that masks
     /// them, or not.
     pub(super) fn interrupt(&mut self, were_found: bool) -> Cause {
-        const NONE: Taken = Taken {
+        const NONE: Acknowledged = Acknowledged {
             vector: 0,
             in_service: false,
             level: false,
@@ -34,7 +34,12 @@ impl Processor {
         cause
     }
 
-    pub(super) fn acknowledge(&mut self, taken: &[Taken], real: VectorSet, were_found: bool) {
+    pub(super) fn acknowledge(
+        &mut self,
+        taken: &[Acknowledged],
+        real: VectorSet,
+        were_found: bool,
+    ) {
         let counts = self.counters;
         if !self.interrupts.acknowledge(taken, real, counts) || !self.defends(Defence::Masking) {
             return;

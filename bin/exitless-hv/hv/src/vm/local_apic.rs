@@ -3,7 +3,7 @@
 use bare::apic;
 use eli::Vector;
 use eli::defence::Defence;
-use eli::policy::{self, Command, LVT_MASKED, Lvt, Why};
+use eli::policy::{self, Command, DenyReason, LVT_MASKED, Lvt};
 
 use super::Processor;
 use crate::host;
@@ -179,7 +179,7 @@ impl Processor {
             write.real = value;
         } else if let Some(why) = write.why {
             // LINT1 as NMI is what every kernel writes; there is no such line here.
-            if entry != Lvt::Lint1 || why != Why::DeliveryMode(4) {
+            if entry != Lvt::Lint1 || why != DenyReason::DeliveryMode(4) {
                 self.refuse("an entry of the local vector table", &why);
             }
         }

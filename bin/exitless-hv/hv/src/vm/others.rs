@@ -16,7 +16,7 @@ use bare::apic;
 use eli::defence::Defence;
 use eli::hosts::Source;
 use eli::policy::{LVT_MASKED, Targets};
-use eli::{Taken, Vector};
+use eli::{Acknowledged, Vector};
 
 use super::Processor;
 use crate::core1::{self, place};
@@ -254,7 +254,7 @@ impl Processor {
 
     /// Halts until another core asks for something.
     pub(super) fn wait(&mut self) {
-        const NONE: Taken = Taken {
+        const NONE: Acknowledged = Acknowledged {
             vector: 0,
             in_service: false,
             level: false,

@@ -3,7 +3,7 @@
 use super::*;
 
 impl World {
-    pub(super) fn instruction(&mut self, phase: Phase, plan: &Plan) -> Checked {
+    pub(super) fn instruction(&mut self, phase: Phase, plan: &EntryControls) -> Checked {
         let sets = match phase {
             Phase::Masked => 4,
             Phase::Nested | Phase::Storm => 25,
@@ -81,7 +81,7 @@ impl World {
     }
 
     /// What a guest does that only wants to be done with everything.
-    pub(super) fn finish(&mut self, plan: &Plan) -> Checked {
+    pub(super) fn finish(&mut self, plan: &EntryControls) -> Checked {
         let Some(handler) = self.handlers.last().copied() else {
             if self.task_priority != 0 {
                 return self.set_task_priority(0);
@@ -98,7 +98,7 @@ impl World {
     }
 
     /// The handler that runs ends its interrupt.
-    pub(super) fn end(&mut self, plan: &Plan) -> Checked {
+    pub(super) fn end(&mut self, plan: &EntryControls) -> Checked {
         let Some(handler) = self.handlers.last_mut().filter(|handler| !handler.is_over) else {
             return Ok(());
         };
@@ -134,8 +134,8 @@ impl World {
         let completed = self.core.guest_eoi(set(&self.apic.in_service));
         self.note(|| format!("{completed:x?} of {handler:x?}"));
         let expected = match handler.is_virtual {
-            true => Ended::Virtual(vector),
-            false => Ended::Real(vector),
+            true => EoiOutcome::Virtual(vector),
+            false => EoiOutcome::Real(vector),
         };
         ensure(completed.ended == expected, || {
             format!("{completed:x?}, where {expected:x?} is over")
@@ -156,7 +156,7 @@ impl World {
         }
     }
 
-    pub(super) fn software(&mut self, plan: &Plan) -> Checked {
+    pub(super) fn software(&mut self, plan: &EntryControls) -> Checked {
         let vector = match self.random.percent() {
             0..40 => 32 + self.random.below(224) as u8,
             40..60 => HOSTS[self.random.below(2) as usize].0,

@@ -144,7 +144,7 @@ impl World {
         self.deliver(&plan, going, true)
     }
 
-    pub(super) fn check_plan(&mut self, plan: &Plan) -> Checked {
+    pub(super) fn check_plan(&mut self, plan: &EntryControls) -> Checked {
         if !plan.direct {
             ensure(plan.eoi_exits && plan.limit == self.limit, || {
                 format!("{plan:x?}")
@@ -178,7 +178,12 @@ impl World {
     }
 
     /// An event goes through the table that the processor has.
-    pub(super) fn deliver(&mut self, plan: &Plan, going: Going, was_injected: bool) -> Checked {
+    pub(super) fn deliver(
+        &mut self,
+        plan: &EntryControls,
+        going: Going,
+        was_injected: bool,
+    ) -> Checked {
         let vector = going.event.vector;
         let field = going.event.field();
         let kind = field >> 8 & 7;
@@ -382,7 +387,7 @@ impl World {
     pub(super) fn took(&mut self, vectors: &[Vector]) -> Checked {
         let mut taken = Vec::new();
         for vector in vectors.iter().copied() {
-            let one = Taken {
+            let one = Acknowledged {
                 vector,
                 in_service: self.apic.in_service.contains(&vector),
                 level: self.apic.level.contains(&vector),

@@ -15,7 +15,7 @@ mod guest;
 mod host;
 mod seen;
 
-pub(super) use seen::Seen;
+pub(super) use seen::EventCounts;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -104,7 +104,7 @@ pub(super) enum Phase {
 pub(super) struct World {
     random: Random,
     pub(super) core: Core,
-    ways: Ways,
+    ways: DirectModes,
     apic: Apic,
     // The guest.
     interrupts: bool,
@@ -121,7 +121,7 @@ pub(super) struct World {
     is_suspended: bool,
     going: Option<Going>,
     /// How the guest runs, if it does.
-    running: Option<Plan>,
+    running: Option<EntryControls>,
     steps: bool,
     is_stepping: bool,
     // The ledger.
@@ -135,7 +135,7 @@ pub(super) struct World {
     service: BTreeMap<Vector, Service>,
     stuck: u32,
     pub(super) events: u64,
-    pub(super) seen: Seen,
+    pub(super) seen: EventCounts,
     traces: bool,
 }
 
@@ -168,12 +168,12 @@ impl World {
     pub(super) fn new(seed: u64) -> Self {
         let mut random = Random::new(seed);
         let ways = match seed % 5 {
-            0 => Ways::default(),
-            1 | 2 => Ways {
+            0 => DirectModes::default(),
+            1 | 2 => DirectModes {
                 delivery: true,
                 completion: false,
             },
-            _ => Ways {
+            _ => DirectModes {
                 delivery: true,
                 completion: true,
             },
@@ -214,7 +214,7 @@ impl World {
             service: BTreeMap::new(),
             stuck: 0,
             events: 0,
-            seen: Seen::default(),
+            seen: EventCounts::default(),
             traces: false,
         };
         for vector in EDGES.into_iter().chain(LEVELS) {

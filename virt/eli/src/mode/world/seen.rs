@@ -2,7 +2,7 @@
 
 /// How often it happened.
 #[derive(Clone, Copy, Debug, Default)]
-pub(in super::super) struct Seen {
+pub(in super::super) struct EventCounts {
     pub(in super::super) direct: u64,
     pub(in super::super) direct_completions: u64,
     pub(in super::super) reflected: u64,
@@ -29,7 +29,7 @@ pub(in super::super) struct Seen {
     pub(in super::super) back_to_direct: u64,
 }
 
-impl Seen {
+impl EventCounts {
     pub(in super::super) fn all(&self) -> [(&'static str, u64); 24] {
         [
             ("direct deliveries", self.direct),
