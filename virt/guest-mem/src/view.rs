@@ -15,7 +15,7 @@ use crate::follow::{Attachment, Next};
 use crate::iommu::{Iommu, Run};
 use crate::lease::{Budget, LeaseId, Leases};
 use crate::phys::PhysMem;
-use crate::window::{Place, Window};
+use crate::window::{Window, WindowTarget};
 
 /// One device's permission-checked, IOMMU-aware door to guest memory.
 #[derive(Debug)]
@@ -129,7 +129,7 @@ impl<I: Iommu, M: PhysMem> Dma for View<'_, I, M> {
         let hva = self.mem.host(run.gpa, u64::from(len), perm.into())?;
         Window::new(
             self.mem,
-            Place {
+            WindowTarget {
                 iova,
                 gpa: run.gpa,
                 hva,

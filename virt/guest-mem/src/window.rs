@@ -93,8 +93,8 @@ macro_rules! word_accessors {
 impl Window {
     /// A window on `len` bytes, at least 1, at `hva`, which `gpa` translated to. `mem` must be
     /// memory of this crate's making; of any other the answer is [`DmaFault::NotRam`].
-    pub(crate) fn new<M: PhysMem>(mem: &M, place: Place) -> Access<Self> {
-        let Place {
+    pub(crate) fn new<M: PhysMem>(mem: &M, place: WindowTarget) -> Access<Self> {
+        let WindowTarget {
             iova,
             gpa,
             hva,
@@ -379,7 +379,7 @@ impl Window {
 }
 
 /// Where and how a new [`Window`] points.
-pub(crate) struct Place {
+pub(crate) struct WindowTarget {
     pub(crate) iova: Iova,
     pub(crate) gpa: Gpa,
     pub(crate) hva: Hva,

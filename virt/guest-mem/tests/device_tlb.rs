@@ -32,7 +32,7 @@ fn overlaps(range: IovaRange, row: usize) -> bool {
     range.first() <= last && iova(row) <= range.last()
 }
 
-struct Asked {
+struct PageRequest {
     page: u64,
     at: Iova,
     perm: Perm,
@@ -47,7 +47,7 @@ struct Asked {
 #[derive(Default)]
 struct Naive {
     rows: Vec<Option<(u64, Rights)>>,
-    asked: Vec<Asked>,
+    asked: Vec<PageRequest>,
     refused: BTreeSet<(u64, bool)>,
     ended: Vec<Ticket>,
     tickets: u64,
@@ -85,7 +85,7 @@ impl Naive {
         }
         self.tickets += 1;
         let ticket = Ticket(1 << 63 | self.tickets);
-        self.asked.push(Asked {
+        self.asked.push(PageRequest {
             page,
             at,
             perm,
@@ -180,7 +180,7 @@ impl Naive {
     }
 
     fn unanswered(&self) -> usize {
-        let is_over = |asked: &&Asked| match asked.is_sent {
+        let is_over = |asked: &&PageRequest| match asked.is_sent {
             true => !asked.is_answered || !asked.is_ended,
             false => !asked.is_ended,
         };

@@ -332,14 +332,14 @@ type Model = BTreeMap<u64, Held>;
 
 /// An invalidation under way: of these devices and pages; what the tables say.
 #[derive(Clone, Copy, Debug)]
-struct Asked {
+struct PendingInvalidation {
     source: Option<u16>,
     first: u64,
     last: u64,
     odd: bool,
 }
 
-impl Asked {
+impl PendingInvalidation {
     /// Whether part of a lease is asked about and is gone: the naive answer.
     fn revokes(&self, held: &Held) -> bool {
         let is_gone = |page: u64| (page % 2 == 1) == self.odd;
@@ -382,7 +382,7 @@ fn check(table: &LeaseTable, model: &Model) -> Result<(), TestCaseError> {
 fn settle(
     table: &LeaseTable,
     model: &mut Model,
-    asked: Asked,
+    asked: PendingInvalidation,
     is_done: bool,
 ) -> Result<(), TestCaseError> {
     let stale: Vec<_> = table
@@ -414,7 +414,7 @@ proptest! {
     fn table_agrees_with_a_map(max in 1..200usize, ops in ops()) {
         let mut table = LeaseTable::new(max);
         let mut model = Model::new();
-        let mut asked: Option<Asked> = None;
+        let mut asked: Option<PendingInvalidation> = None;
         for (serial, op) in (0..).zip(ops) {
             match op {
                 Op::Begin { source, page, pages } => {
@@ -453,7 +453,7 @@ proptest! {
                     let (first, last) = range.map_or((0, u64::MAX / PAGE), |(page, pages)| (page, page + pages - 1));
                     let range = range.map(|_| (Iova::new(first * PAGE), Iova::new(last * PAGE + PAGE - 1)));
                     table.begin_recheck(range);
-                    asked = Some(Asked { source, first, last, odd });
+                    asked = Some(PendingInvalidation { source, first, last, odd });
                     model.values_mut().for_each(|held| held.is_due = !held.is_stale);
                 }
                 Op::GoOn { budget, pends_at } => {

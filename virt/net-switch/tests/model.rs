@@ -16,7 +16,7 @@ const CONFIG: SwitchConfig = SwitchConfig {
 };
 
 #[derive(Clone, Debug)]
-struct Known {
+struct FdbEntry {
     vid: u16,
     mac: Mac,
     port: PortId,
@@ -38,7 +38,7 @@ struct ModelPort {
 struct Model {
     ports: Vec<ModelPort>,
     /// Oldest first.
-    known: Vec<Known>,
+    known: Vec<FdbEntry>,
 }
 
 impl Model {
@@ -172,7 +172,7 @@ impl Model {
             let oldest = self.known.iter().position(|known| known.port == port);
             self.known.remove(oldest.expect("some"));
         }
-        self.known.push(Known {
+        self.known.push(FdbEntry {
             vid,
             mac,
             port,

@@ -22,7 +22,9 @@ use vio::{
     read_space,
 };
 
-use crate::wire::{self, Asked, FAULT_LEN, MAX_REQUEST, PROBE_SIZE, Request, Status, TAIL_LEN};
+use crate::wire::{
+    self, FAULT_LEN, MAX_REQUEST, PROBE_SIZE, ParsedRequest, Request, Status, TAIL_LEN,
+};
 
 /// Entries of a queue at most.
 const QUEUE_SIZE: u16 = 256;
@@ -47,7 +49,7 @@ pub enum Tag {
 
 /// A request between its chain and its used element.
 #[derive(Clone, Debug)]
-struct Taken {
+struct PendingRequest {
     token: Token,
     /// Its tail: four bytes, however the driver has cut them.
     tail: ArrayVec<Segment, { TAIL_LEN as usize }>,
@@ -70,10 +72,10 @@ pub struct IommuClass {
     is_bypass_asked: bool,
     outbox: VecDeque<(Tag, Request)>,
     /// Requests that the unit has, by slot.
-    asked: Vec<Option<Taken>>,
+    asked: Vec<Option<PendingRequest>>,
     free: Vec<u32>,
     /// Those that it has answered.
-    ended: VecDeque<Taken>,
+    ended: VecDeque<PendingRequest>,
     refusals: VecDeque<RefusedAccess>,
     lost_refusals: u64,
     chain: Chain,
@@ -185,13 +187,13 @@ impl IommuClass {
         let room = self.chain.writable().len();
         cx.visit.take_request(cost::REQUEST);
         match asked {
-            Some(Asked::Probe { endpoint }) if room >= TAIL_LEN => {
+            Some(ParsedRequest::Probe { endpoint }) if room >= TAIL_LEN => {
                 self.probe(endpoint, queue, cx)?;
             }
-            Some(Asked::Unit(request)) if room >= TAIL_LEN => {
+            Some(ParsedRequest::Unit(request)) if room >= TAIL_LEN => {
                 let tail = self.chain.writable().slice(0, TAIL_LEN).collect();
                 let token = queue.take(&self.chain)?;
-                let taken = Taken {
+                let taken = PendingRequest {
                     token,
                     tail,
                     len: TAIL_LEN,
@@ -210,7 +212,7 @@ impl IommuClass {
 
     /// Puts a request into the outbox, or answers it if the driver has not accepted what it makes
     /// use of.
-    fn ask(&mut self, request: Request, mut taken: Taken) {
+    fn ask(&mut self, request: Request, mut taken: PendingRequest) {
         if !request.is_within(self.features) {
             taken.status = Status::Inval as u8;
             self.ended.push_back(taken);

@@ -122,7 +122,7 @@ struct Endpoint {
 
 /// What a revocation takes away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Taken {
+enum RevocationScope {
     /// Mappings of a domain.
     Pages { domain: u32, first: u64, last: u64 },
     /// What an endpoint reached.
@@ -131,7 +131,7 @@ enum Taken {
     Everything,
 }
 
-impl Taken {
+impl RevocationScope {
     fn range(&self) -> Option<(Iova, Iova)> {
         match *self {
             Self::Pages { first, last, .. } => Some((Iova::new(first), Iova::new(last))),

@@ -135,7 +135,7 @@ pub const MAP_MMIO: u32 = 4;
 
 /// A request by its head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Asked {
+pub enum ParsedRequest {
     /// For the unit.
     Unit(Request),
     /// The properties of an endpoint.
@@ -166,7 +166,7 @@ fn readable_len(kind: u8) -> Option<usize> {
 /// Parses a request whose device-readable part has `len` bytes, of which `bytes` are the first, up
 /// to [`MAX_REQUEST`]. `None`: of no known type, or too short for it; the buffers are then given
 /// back unwritten. Bytes behind a request's end are ignored.
-pub fn parse(bytes: &[u8], len: u32) -> Option<Asked> {
+pub fn parse(bytes: &[u8], len: u32) -> Option<ParsedRequest> {
     let kind = *bytes.first()?;
     if (len as usize) < readable_len(kind)? {
         return None;
@@ -174,7 +174,7 @@ pub fn parse(bytes: &[u8], len: u32) -> Option<Asked> {
     let word = |at: usize| Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
     let long = |at: usize| Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
     let domain = word(4)?;
-    Some(Asked::Unit(match kind {
+    Some(ParsedRequest::Unit(match kind {
         T_ATTACH => Request::Attach {
             domain,
             endpoint: word(8)?,
@@ -198,7 +198,7 @@ pub fn parse(bytes: &[u8], len: u32) -> Option<Asked> {
             last: long(16)?,
         },
         // Where others have their domain.
-        _ => return Some(Asked::Probe { endpoint: domain }),
+        _ => return Some(ParsedRequest::Probe { endpoint: domain }),
     }))
 }
 
@@ -282,11 +282,11 @@ mod tests {
             reserved: 9,
         };
         let bytes = request(1, &[7, 0x18, 1, 9]);
-        assert_eq!(parsed(&bytes), Some(Asked::Unit(attach)));
+        assert_eq!(parsed(&bytes), Some(ParsedRequest::Unit(attach)));
         let bytes = request(2, &[7, 0x18, 0, 0]);
         let (domain, endpoint) = (7, 0x18);
         let detach = Request::Detach { domain, endpoint };
-        assert_eq!(parsed(&bytes), Some(Asked::Unit(detach)));
+        assert_eq!(parsed(&bytes), Some(ParsedRequest::Unit(detach)));
         let bytes = request(3, &[7, 0x1000, 1, 0x2fff, 1, 0x5000, 2, 6]);
         let map = Request::Map {
             domain: 7,
@@ -295,20 +295,26 @@ mod tests {
             phys: 0x2_0000_5000,
             flags: 6,
         };
-        assert_eq!(parsed(&bytes), Some(Asked::Unit(map)));
+        assert_eq!(parsed(&bytes), Some(ParsedRequest::Unit(map)));
         let bytes = request(4, &[7, 0x1000, 0, 0x2fff, 0, 0xffff_ffff]);
         let unmap = Request::Unmap {
             domain: 7,
             first: 0x1000,
             last: 0x2fff,
         };
-        assert_eq!(parsed(&bytes), Some(Asked::Unit(unmap)));
+        assert_eq!(parsed(&bytes), Some(ParsedRequest::Unit(unmap)));
         let bytes = request(5, &[&[0x18], &[0; 16][..]].concat());
         assert_eq!(bytes.len(), 72);
-        assert_eq!(parsed(&bytes), Some(Asked::Probe { endpoint: 0x18 }));
+        assert_eq!(
+            parsed(&bytes),
+            Some(ParsedRequest::Probe { endpoint: 0x18 })
+        );
         // Only so much is copied.
         let first = &bytes[..MAX_REQUEST];
-        assert_eq!(parse(first, 72), Some(Asked::Probe { endpoint: 0x18 }));
+        assert_eq!(
+            parse(first, 72),
+            Some(ParsedRequest::Probe { endpoint: 0x18 })
+        );
     }
 
     #[test]

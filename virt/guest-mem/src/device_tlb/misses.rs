@@ -27,7 +27,7 @@ const MAX_REFUSALS: usize = 4 * MAX_MISSES;
 const TICKET_BIT: u64 = 1 << 63;
 
 #[derive(Clone, Copy, Debug)]
-struct Asked {
+struct PendingMiss {
     miss: Miss,
     ticket: Ticket,
     /// When it was sent.
@@ -38,7 +38,7 @@ struct Asked {
     is_given_up: bool,
 }
 
-impl Asked {
+impl PendingMiss {
     fn page(&self) -> u64 {
         page(self.miss.iova)
     }
@@ -52,11 +52,11 @@ fn page(iova: Iova) -> u64 {
 #[derive(Debug, Default)]
 pub(super) struct Misses {
     /// Not answered, oldest first.
-    queue: VecDeque<Asked>,
+    queue: VecDeque<PendingMiss>,
     /// The first ones of the queue, which were handed out.
     sent: usize,
     /// Answered as granted, and no update has come.
-    granted: Vec<Asked>,
+    granted: Vec<PendingMiss>,
     /// Page and access, oldest first.
     refused: VecDeque<(u64, Perm)>,
     ended: Vec<Ticket>,
@@ -68,7 +68,7 @@ pub(super) struct Misses {
 impl Misses {
     /// What an access to an address without a translation meets: a ticket, or a fault.
     pub(super) fn ask(&mut self, iova: Iova, perm: Perm) -> Stop {
-        let is_same = |asked: &&Asked| {
+        let is_same = |asked: &&PendingMiss| {
             !asked.is_ended && asked.page() == page(iova) && asked.miss.perm == perm
         };
         if self.is_closed || self.is_refused(iova, perm) {
@@ -88,7 +88,7 @@ impl Misses {
         }
         self.tickets += 1;
         let ticket = Ticket(TICKET_BIT | self.tickets);
-        self.queue.push_back(Asked {
+        self.queue.push_back(PendingMiss {
             miss: Miss { iova, perm },
             ticket,
             since_ns: 0,
@@ -168,7 +168,7 @@ impl Misses {
 
     /// An update of `range` has come, with these rights: nobody waits for it any more.
     pub(super) fn updated(&mut self, range: IovaRange, rights: Rights) {
-        let covers = |asked: &Asked| !asked.is_ended && range.contains(asked.miss.iova);
+        let covers = |asked: &PendingMiss| !asked.is_ended && range.contains(asked.miss.iova);
         let pages = page(range.first())..=page(range.last());
         self.refused
             .retain(|&(page, perm)| !(pages.contains(&page) && rights.allows(perm)));

@@ -3,9 +3,9 @@ use std::sync::Mutex;
 use super::*;
 
 #[derive(Default)]
-struct Asked(Mutex<Vec<&'static str>>);
+struct RecordingPower(Mutex<Vec<&'static str>>);
 
-impl PowerSink for Asked {
+impl PowerSink for RecordingPower {
     fn power_off(&self) {
         self.0.lock().unwrap().push("off");
     }
@@ -22,7 +22,7 @@ impl PowerSink for Asked {
 /// Returns the requests to the machine that writing `value` at `offset` of the ACPI registers
 /// causes.
 fn acpi(offset: u64, value: u8) -> Vec<&'static str> {
-    let asked = Arc::new(Asked::default());
+    let asked = Arc::new(RecordingPower::default());
     Power(asked.clone()).write(offset, &[value]);
     asked.0.lock().unwrap().clone()
 }
@@ -39,7 +39,7 @@ fn reset_by_acpi_and_by_keyboard() {
     assert_eq!(acpi(2, 0x0f), ["reset"]);
     assert!(acpi(2, 0).is_empty());
     assert!(acpi(1, 0x80).is_empty());
-    let asked = Arc::new(Asked::default());
+    let asked = Arc::new(RecordingPower::default());
     KeyboardReset(asked.clone()).write(0, &[0xd1]);
     assert!(asked.0.lock().unwrap().is_empty());
     KeyboardReset(asked.clone()).write(0, &[0xfe]);
@@ -48,7 +48,7 @@ fn reset_by_acpi_and_by_keyboard() {
 
 #[test]
 fn a_panic_is_reported_unless_a_crash_kernel_handles_it() {
-    let asked = Arc::new(Asked::default());
+    let asked = Arc::new(RecordingPower::default());
     let device = PanicNotice(asked.clone());
     let mut events = [0xff];
     device.read(0, &mut events);

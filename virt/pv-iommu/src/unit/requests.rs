@@ -3,7 +3,7 @@
 
 use guest_mem::SourceId;
 
-use super::{Domain, Endpoint, PvIommu, Taken};
+use super::{Domain, Endpoint, PvIommu, RevocationScope};
 use crate::mappings::{Mapping, Mappings};
 use crate::wire::{
     ATTACH_BYPASS, DOMAIN_LAST, GRANULE, INPUT_LAST, MAP_MMIO, MAP_READ, MAP_WRITE, MSI_WINDOW,
@@ -13,7 +13,10 @@ use crate::wire::{
 impl PvIommu {
     /// Carries out a request, or the part of it that can be refused; what it takes away, if
     /// anything.
-    pub(super) fn carry_out(&mut self, request: Request) -> Result<Option<Taken>, Status> {
+    pub(super) fn carry_out(
+        &mut self,
+        request: Request,
+    ) -> Result<Option<RevocationScope>, Status> {
         match request {
             Request::Attach {
                 domain,
@@ -28,7 +31,7 @@ impl PvIommu {
                 }
                 self.leave(source);
                 self.stats.detaches += 1;
-                Ok(Some(Taken::Endpoint(source)))
+                Ok(Some(RevocationScope::Endpoint(source)))
             }
             Request::Map {
                 domain,
@@ -48,13 +51,13 @@ impl PvIommu {
                     return Ok(None);
                 }
                 self.renew_unattached();
-                Ok(was_bypass.then_some(Taken::Everything))
+                Ok(was_bypass.then_some(RevocationScope::Everything))
             }
             Request::Reset => {
                 for source in self.attached() {
                     self.leave(source);
                 }
-                Ok(Some(Taken::Everything))
+                Ok(Some(RevocationScope::Everything))
             }
         }
     }
@@ -78,7 +81,7 @@ impl PvIommu {
         endpoint: u32,
         flags: u32,
         reserved: u32,
-    ) -> Result<Option<Taken>, Status> {
+    ) -> Result<Option<RevocationScope>, Status> {
         if reserved != 0 || flags & !ATTACH_BYPASS != 0 {
             return Err(Status::Inval);
         }
@@ -127,7 +130,7 @@ impl PvIommu {
                 hit: None,
             }),
         }
-        Ok(had_access.then_some(Taken::Endpoint(source)))
+        Ok(had_access.then_some(RevocationScope::Endpoint(source)))
     }
 
     /// Takes an endpoint out of its domain, which ceases to exist if it was the last.
@@ -190,7 +193,12 @@ impl PvIommu {
         Ok(())
     }
 
-    fn unmap(&mut self, domain: u32, first: u64, last: u64) -> Result<Option<Taken>, Status> {
+    fn unmap(
+        &mut self,
+        domain: u32,
+        first: u64,
+        last: u64,
+    ) -> Result<Option<RevocationScope>, Status> {
         let there = self.domains.get(&domain).ok_or(Status::NoEnt)?;
         if there.is_bypass || first > last {
             return Err(Status::Inval);
@@ -200,7 +208,7 @@ impl PvIommu {
         }
         self.stats.unmaps += 1;
         let is_any = there.mappings.first_in(first, last).is_some();
-        Ok(is_any.then_some(Taken::Pages {
+        Ok(is_any.then_some(RevocationScope::Pages {
             domain,
             first,
             last,

@@ -4,7 +4,7 @@ use guest_mem::{Access, Budget, DrainTimer, LeaseId, LeaseRecord, Leases, Part, 
 use machine::{Command, CommandId, CommandResult, UnitEvent, UnitSink};
 
 use super::access::look;
-use super::{Endpoint, PvIommu, Taken};
+use super::{Endpoint, PvIommu, RevocationScope};
 use crate::wire::Request;
 
 /// Work of one call, in ns.
@@ -22,7 +22,7 @@ pub(super) const CHUNK: usize = 32;
 #[derive(Debug)]
 pub(super) struct Revocation {
     id: CommandId,
-    taken: Taken,
+    taken: RevocationScope,
     /// Its mappings are gone.
     is_removed: bool,
     /// Leases that it waits for.
@@ -133,8 +133,8 @@ impl PvIommu {
     }
 
     /// Removes the mappings that are taken away, as the budget lasts; whether they are gone.
-    fn remove(&mut self, taken: Taken, budget: &mut Budget) -> bool {
-        let Taken::Pages {
+    fn remove(&mut self, taken: RevocationScope, budget: &mut Budget) -> bool {
+        let RevocationScope::Pages {
             domain,
             first,
             last,
@@ -277,12 +277,12 @@ impl PvIommu {
 }
 
 /// Whether accesses of `source` may be concerned.
-fn concerns(endpoints: &[Endpoint], taken: Taken, source: SourceId) -> bool {
+fn concerns(endpoints: &[Endpoint], taken: RevocationScope, source: SourceId) -> bool {
     match taken {
-        Taken::Pages { domain, .. } => endpoints
+        RevocationScope::Pages { domain, .. } => endpoints
             .iter()
             .any(|own| own.source == source && own.domain == Some(domain)),
-        Taken::Endpoint(endpoint) => endpoint == source,
-        Taken::Everything => true,
+        RevocationScope::Endpoint(endpoint) => endpoint == source,
+        RevocationScope::Everything => true,
     }
 }
