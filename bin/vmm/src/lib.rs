@@ -16,12 +16,12 @@
 //! program wrap disks, stores, memory and sidecores. The product wraps nothing.
 
 mod ending;
-mod flood;
 mod host_memory;
 mod image_format;
 mod image_lock;
 mod lacks;
 mod locked_memory;
+mod log_limit;
 mod log_line;
 mod messages;
 mod moved;

@@ -16,7 +16,7 @@ use tracing_subscriber::layer::{Context, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::log_line::{Format, Line};
-use crate::{flood, messages};
+use crate::{log_limit, messages};
 
 /// The options of every command.
 #[derive(clap::Args, Clone, Debug)]
@@ -59,7 +59,7 @@ fn targets(text: &str) -> Result<Targets> {
 
 impl LogArgs {
     /// Starts the log. Warnings and errors have the budgets that are answered.
-    pub fn start(&self) -> flood::Budgets {
+    pub fn start(&self) -> log_limit::Budgets {
         messages::set_format(self.log_format);
         let quiet = Targets::new().with_default(LevelFilter::WARN);
         let chosen = match (&self.log, std::env::var("RUST_LOG")) {
@@ -70,7 +70,7 @@ impl LogArgs {
             }),
             (None, Err(_)) => quiet,
         };
-        let budgets = flood::Budgets::new(|text| messages::say!("{text}"));
+        let budgets = log_limit::Budgets::new(|text| messages::say!("{text}"));
         tracing_subscriber::registry()
             .with(Events)
             .with(budgets.clone())

@@ -65,7 +65,7 @@ impl Slots for Vm {
 struct Piece {
     what: BarPiece,
     /// Where its BAR is decoded.
-    wanted: Option<Place>,
+    wanted: Option<PieceAddress>,
     shown: Option<(Gpa, SlotId)>,
     /// A guest may move a BAR as often as it likes: each kind of refusal is logged once for a
     /// piece.
@@ -80,7 +80,7 @@ struct Logged {
 
 /// A place of a piece: an address, or one that no slot of a BAR may have.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum PieceAddress {
     Inside(Gpa),
     Outside(u64),
 }
@@ -91,7 +91,7 @@ const WINDOWS: [Range<u64>; 2] = [
     layout::PCI_WINDOW_HIGH,
 ];
 
-impl Place {
+impl PieceAddress {
     /// Returns the place of `len` bytes at `offset` of a BAR at `base`.
     fn new(base: u64, offset: u64, len: u64) -> Self {
         let first = base.checked_add(offset);
@@ -120,7 +120,7 @@ impl Piece {
     }
 
     fn want(&mut self, base: Option<u64>) {
-        let place = |base| Place::new(base, self.what.offset, self.what.mapping.len());
+        let place = |base| PieceAddress::new(base, self.what.offset, self.what.mapping.len());
         self.wanted = base.map(place);
     }
 
@@ -129,7 +129,7 @@ impl Piece {
         let Some((at, slot)) = self.shown.take() else {
             return;
         };
-        if self.wanted == Some(Place::Inside(at)) {
+        if self.wanted == Some(PieceAddress::Inside(at)) {
             self.shown = Some((at, slot));
         } else if let Err(StillMapped { slot, source }) = slots.hide(slot) {
             // The mapping keeps the device open, so the guest reaches no other guest's device
@@ -148,14 +148,14 @@ impl Piece {
             return;
         };
         let refusal: Box<dyn Display> = match wanted {
-            Place::Inside(at) => match slots.show(at, &self.what.mapping) {
+            PieceAddress::Inside(at) => match slots.show(at, &self.what.mapping) {
                 Ok(slot) => {
                     self.shown = Some((at, slot));
                     return;
                 }
                 Err(error) => Box::new(format!("at {:#x}: {}", at.raw(), chain(&error))),
             },
-            Place::Outside(base) => {
+            PieceAddress::Outside(base) => {
                 Box::new(format!("at {base:#x}: it leaves the machine's PCI windows"))
             }
         };

@@ -56,7 +56,7 @@ struct State {
     /// A question to the parked thread of a vCPU.
     inspection: Option<(usize, Inspection)>,
     /// Work that threads of vCPUs do when they are next outside the guest, by the vCPU's index.
-    visits: Vec<(usize, Visit)>,
+    visits: Vec<(usize, VcpuWork)>,
 }
 
 /// A question that only a vCPU's own thread can answer.
@@ -65,7 +65,7 @@ pub(crate) type Inspection = Box<dyn FnOnce(&VcpuFd) + Send>;
 /// Work that the thread of a vCPU does outside the guest. Its arguments: the vCPU, and whether the
 /// instruction pointer is where the vCPU goes on. It is not while the next entry must still
 /// complete an access to a device.
-pub type Visit = Box<dyn FnOnce(&VcpuFd, bool) + Send>;
+pub type VcpuWork = Box<dyn FnOnce(&VcpuFd, bool) + Send>;
 
 /// The agreement. See the module's head.
 pub struct Control {
@@ -84,7 +84,7 @@ pub(crate) enum Next {
     /// Answer this, and ask again.
     Inspect(Inspection),
     /// Do this, and ask again.
-    Visit(Visit),
+    VcpuWork(VcpuWork),
     /// Return.
     Stop,
 }
@@ -232,7 +232,7 @@ impl Control {
     /// Has the threads of vCPUs `0..count` each do its work once, outside the guest, which they
     /// leave for it. Does not wait; what has not been done when this is called again, for lack of a
     /// thread, is forgotten.
-    pub fn visit(&self, count: usize, mut what: impl FnMut(usize) -> Visit) {
+    pub fn visit(&self, count: usize, mut what: impl FnMut(usize) -> VcpuWork) {
         let mut state = self.state();
         state.visits.clear();
         state
@@ -304,7 +304,7 @@ impl Control {
                 return Next::Stop;
             }
             if let Some(at) = state.visits.iter().position(|(of, _)| *of == index) {
-                return Next::Visit(state.visits.swap_remove(at).1);
+                return Next::VcpuWork(state.visits.swap_remove(at).1);
             }
             if state.pauses == 0 {
                 // Under the lock, so that it cannot undo a summons that came later; nor one of a

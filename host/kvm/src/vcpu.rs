@@ -100,7 +100,7 @@ fn run(vcpu: &mut VcpuFd, index: usize, machine: &Machine) {
                 question(vcpu);
                 continue;
             }
-            Next::Visit(visit) => {
+            Next::VcpuWork(visit) => {
                 visit(vcpu, is_complete);
                 continue;
             }

@@ -18,12 +18,12 @@ const BLOCK: u32 = 4096;
 const IMAGE: u64 = 16 << 20;
 
 /// Place of a daemon's sockets and counters.
-pub struct Place {
+pub struct DaemonDir {
     program: &'static str,
     folder: TempDir,
 }
 
-impl Place {
+impl DaemonDir {
     /// A place for `program` in the folder `below`: on a disk, not in memory.
     pub fn new(program: &'static str, below: &str) -> Self {
         let folder = TempDir::new_in(below).unwrap();

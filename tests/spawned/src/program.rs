@@ -35,7 +35,7 @@ pub struct Program {
 
 /// End of a program.
 #[derive(Debug)]
-pub struct Ended {
+pub struct ProgramOutput {
     /// Exit status; `None`: killed by a signal.
     pub status: Option<i32>,
     /// From the last signal.
@@ -124,7 +124,7 @@ impl Program {
 
     /// Waits for its end, `since` a signal.
     #[track_caller]
-    pub fn end(mut self, since: Instant) -> Ended {
+    pub fn end(mut self, since: Instant) -> ProgramOutput {
         let status = loop {
             if let Some(status) = self.child.try_wait().unwrap() {
                 break status;
@@ -140,7 +140,7 @@ impl Program {
         if let Some(reader) = self.reader.take() {
             reader.join().unwrap();
         }
-        Ended {
+        ProgramOutput {
             status: status.code(),
             took,
             said: self.said(),
@@ -149,7 +149,7 @@ impl Program {
 
     /// Sends a signal and waits for the end, which must come in time and with this status.
     #[track_caller]
-    pub fn ends_by(self, signal: Signal, status: i32) -> Ended {
+    pub fn ends_by(self, signal: Signal, status: i32) -> ProgramOutput {
         let since = Instant::now();
         self.signal(signal);
         let ended = self.end(since);
@@ -158,7 +158,7 @@ impl Program {
     }
 }
 
-impl Ended {
+impl ProgramOutput {
     /// Checks that it ended in time, with this status.
     #[track_caller]
     pub fn check(&self, status: i32) {

@@ -26,7 +26,7 @@ const TIMES: u64 = WINDOW_MS / PAUSE_MS;
 
 /// Parameters of modes.s, by offset, and its results.
 #[repr(C)]
-struct Order {
+struct ModeParams {
     /// Page tables that are right in both modes, the 32-bit mode's, and those of before.
     root_both: u32,
     root_32: u32,
@@ -55,13 +55,13 @@ struct Order {
 
 /// The order, where modes.s finds it.
 #[repr(transparent)]
-pub struct Place(UnsafeCell<Order>);
+pub struct ModeParamsCell(UnsafeCell<ModeParams>);
 
 // SAFETY: one processor, and only `change` accesses it.
-unsafe impl Sync for Place {}
+unsafe impl Sync for ModeParamsCell {}
 
 #[unsafe(no_mangle)]
-static attacks_modes: Place = Place(UnsafeCell::new(Order {
+static attacks_modes: ModeParamsCell = ModeParamsCell(UnsafeCell::new(ModeParams {
     root_both: 0,
     root_32: 0,
     root_64: 0,
@@ -156,7 +156,7 @@ fn change(without: u32, by_rules: bool) -> (u32, u32, u32) {
     let (slot, value) = tables::own_slot();
     // SAFETY: in long mode it is there.
     let efer = unsafe { rdmsr(EFER) } as u32;
-    let order = Order {
+    let order = ModeParams {
         root_both: ROOT_BOTH.address() as u32,
         root_32: ROOT_32.address() as u32,
         root_64: tables::root() as u32,

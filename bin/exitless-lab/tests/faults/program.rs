@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use spawned::daemon::Place;
+use spawned::daemon::DaemonDir;
 pub use spawned::program::*;
 
 /// The program.
@@ -15,6 +15,6 @@ pub fn run(kernel: &Path) -> Command {
 }
 
 /// A place for a daemon.
-pub fn place() -> Place {
-    Place::new(LAB, env!("CARGO_TARGET_TMPDIR"))
+pub fn place() -> DaemonDir {
+    DaemonDir::new(LAB, env!("CARGO_TARGET_TMPDIR"))
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use held_fs::{HeldFs, Kind};
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, prlimit};
-use spawned::daemon::{Place, load};
+use spawned::daemon::{DaemonDir, load};
 use vhost_blk::queue::{Extent, Op, Status};
 use vhost_blk::{Client, RunError};
 
@@ -57,7 +57,7 @@ fn sigterm_ends_a_daemon_whose_disks_are_busy() {
 }
 
 /// A daemon with a write of one client that its storage holds, and beside that a RAM disk.
-fn held(fs: HeldFs, options: &str) -> (Place, HeldFs, Program, Client, u16) {
+fn held(fs: HeldFs, options: &str) -> (DaemonDir, HeldFs, Program, Client, u16) {
     let place = place();
     let gate = fs.create("held.raw", 1 << 20);
     let disk = format!("path={}{options}", fs.path("held.raw").display());

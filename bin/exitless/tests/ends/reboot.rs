@@ -15,9 +15,9 @@ use crate::terminal::{Terminal, modes};
 use spawned::guest::{Ask, Steps};
 
 /// A directory with the kernel of a guest.
-struct Place(TempDir);
+struct GuestDir(TempDir);
 
-impl Place {
+impl GuestDir {
     /// `None`: skipped.
     fn new(steps: Steps) -> Option<Self> {
         if !has_kvm() {
@@ -86,7 +86,7 @@ impl Machine {
 
 #[test]
 fn a_reboot_starts_the_machine_again() {
-    let Some(place) = Place::new(on_request(Steps::default())) else {
+    let Some(place) = GuestDir::new(on_request(Steps::default())) else {
         return;
     };
     let mut command = place.run();
@@ -109,7 +109,7 @@ fn a_reboot_starts_the_machine_again() {
 
 #[test]
 fn a_reboot_ends_the_run_on_request_with_status_3() {
-    let Some(place) = Place::new(Steps::default().reset()) else {
+    let Some(place) = GuestDir::new(Steps::default().reset()) else {
         return;
     };
     let mut command = place.run();
@@ -125,7 +125,7 @@ fn a_reboot_ends_the_run_on_request_with_status_3() {
 #[test]
 fn a_signal_during_a_restart_ends_the_run_whenever_it_comes() {
     // It does nothing but reset: a signal meets any part of a restart.
-    let Some(place) = Place::new(Steps::default().reset()) else {
+    let Some(place) = GuestDir::new(Steps::default().reset()) else {
         return;
     };
     for at in 0..16 {
@@ -143,7 +143,7 @@ fn a_signal_during_a_restart_ends_the_run_whenever_it_comes() {
 
 #[test]
 fn a_signal_between_the_last_look_and_the_restart_ends_the_run() {
-    let Some(place) = Place::new(on_request(Steps::default())) else {
+    let Some(place) = GuestDir::new(on_request(Steps::default())) else {
         return;
     };
     // Standard error is full, so that the last words wait for their reader, and with them the
@@ -168,7 +168,7 @@ fn a_signal_between_the_last_look_and_the_restart_ends_the_run() {
 
 #[test]
 fn a_console_in_a_file_goes_on_in_it() {
-    let Some(place) = Place::new(Steps::default().say(b'b').reset()) else {
+    let Some(place) = GuestDir::new(Steps::default().say(b'b').reset()) else {
         return;
     };
     let console = place.path("console");
@@ -185,7 +185,7 @@ fn a_console_in_a_file_goes_on_in_it() {
 
 #[test]
 fn a_machine_that_cannot_be_started_again_has_a_status_of_its_own() {
-    let Some(place) = Place::new(on_request(Steps::default())) else {
+    let Some(place) = GuestDir::new(on_request(Steps::default())) else {
         return;
     };
     let mut machine = Machine::start(place.run());
@@ -205,7 +205,7 @@ fn a_machine_that_cannot_be_started_again_has_a_status_of_its_own() {
 
 #[test]
 fn a_program_that_was_replaced_goes_on_as_it_was() {
-    let Some(place) = Place::new(on_request(Steps::default())) else {
+    let Some(place) = GuestDir::new(on_request(Steps::default())) else {
         return;
     };
     let program = place.path("exitless-copy");
@@ -225,7 +225,7 @@ fn a_program_that_was_replaced_goes_on_as_it_was() {
 
 #[test]
 fn without_proc_it_is_said_why_the_machine_is_not_started_again() {
-    let Some(place) = Place::new(on_request(Steps::default())) else {
+    let Some(place) = GuestDir::new(on_request(Steps::default())) else {
         return;
     };
     let alone = |script: &str| {
@@ -252,7 +252,7 @@ fn without_proc_it_is_said_why_the_machine_is_not_started_again() {
 #[test]
 fn a_disk_is_locked_again_and_by_the_same_name() {
     let steps = Steps::default().ask(Ask::Read).wait_for_answer();
-    let Some(place) = Place::new(on_request(steps)) else {
+    let Some(place) = GuestDir::new(on_request(steps)) else {
         return;
     };
     let disk = place.path("disk");
@@ -275,7 +275,7 @@ fn a_disk_is_locked_again_and_by_the_same_name() {
 #[test]
 fn a_disk_of_another_process_is_connected_to_again() {
     let steps = Steps::default().ask(Ask::Read).wait_for_answer();
-    let Some(place) = Place::new(on_request(steps)) else {
+    let Some(place) = GuestDir::new(on_request(steps)) else {
         return;
     };
     let (disk, socket) = (place.path("disk"), place.path("socket"));
@@ -299,7 +299,7 @@ fn a_disk_of_another_process_is_connected_to_again() {
 
 #[test]
 fn a_terminal_is_raw_again_and_is_given_back_at_the_end() {
-    let Some(place) = Place::new(on_request(Steps::default())) else {
+    let Some(place) = GuestDir::new(on_request(Steps::default())) else {
         return;
     };
     let mut terminal = Terminal::open();

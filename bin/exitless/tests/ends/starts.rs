@@ -11,7 +11,7 @@ use rustix::process::Signal;
 use tempfile::NamedTempFile;
 
 use crate::program::{PATIENCE, Program, exitless, has_kvm, place, run};
-use spawned::daemon::Place;
+use spawned::daemon::DaemonDir;
 use spawned::guest::Steps;
 
 /// It ends at once with status 2, having printed all of `words` in one line.
@@ -159,7 +159,7 @@ fn a_check_names_a_group_that_is_not_there() {
 }
 
 /// A service manager, at a path and at an abstract name, each with what NOTIFY_SOCKET says of it.
-fn managers(place: &Place) -> [(UnixDatagram, String); 2] {
+fn managers(place: &DaemonDir) -> [(UnixDatagram, String); 2] {
     let path = place.path("notify");
     let name = format!("exitless-test-{}-{}", std::process::id(), path.display());
     let address = SocketAddr::from_abstract_name(&name).unwrap();

@@ -12,7 +12,7 @@ use denied::Denied;
 use tempfile::TempDir;
 
 use crate::program::has_kvm;
-use crate::{ended, run::Place};
+use crate::{ended, run::MachineDir};
 
 const ADDRESS: &str = "0000:00:04.0";
 /// Folder of the files of groups.
@@ -127,7 +127,7 @@ fn a_device_that_the_host_does_not_give_is_refused_with_what_is_missing() {
     if !has_kvm() {
         return;
     }
-    let place = Place::new();
+    let place = MachineDir::new();
     let mut wrong = Vec::new();
     for (name, tree, denied, words) in hosts {
         let denied = denied(tree.denied());

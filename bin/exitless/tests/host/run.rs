@@ -26,7 +26,7 @@ const TUNSETIFF: u32 = 0x4004_54ca;
 /// `PAGEMAP_SCAN` of /proc/self/pagemap.
 const PAGEMAP_SCAN: u32 = 0xc060_6610;
 
-/// A disk that a daemon serves: [`Place::command`] has the rest.
+/// A disk that a daemon serves: [`MachineDir::command`] has the rest.
 const SERVED: &[&str] = &["served"];
 const TAP: &[&str] = &["--net", "tap=exitless-host,create=on"];
 const RESIDENT: &[&str] = &["--resident", "64M", "--swap", "path=swap,size=64M"];
@@ -216,9 +216,9 @@ fn hosts() -> Vec<Host> {
 }
 
 /// A machine's files: on a disk, not in memory.
-pub struct Place(TempDir);
+pub struct MachineDir(TempDir);
 
-impl Place {
+impl MachineDir {
     pub fn new() -> Self {
         let place = Self(TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap());
         let steps = Steps::default().ask(Ask::Write).wait_for_answer();
@@ -311,7 +311,7 @@ impl Place {
 }
 
 fn check(host: &Host, errno: i32) -> Result<(), String> {
-    let place = Place::new();
+    let place = MachineDir::new();
     let command = |arguments| place.command((host.denied)(errno), arguments);
     let daemon = (host.arguments == SERVED).then(|| place.daemon());
     if let Outcome::Works(_) = host.outcome {
@@ -343,7 +343,7 @@ fn a_ledger_without_histograms_of_exits_says_what_gives_them() {
     if !has_kvm() {
         return;
     }
-    let place = Place::new();
+    let place = MachineDir::new();
     let kernel = Steps::default().mark(1).mark(1).power_off().kernel();
     fs::write(place.0.path().join("kernel"), kernel).unwrap();
     let said = |denied: Denied| -> Vec<String> {

@@ -128,12 +128,12 @@ fn hosts() -> Vec<Host> {
 }
 
 /// Folder of a daemon's disks and sockets: on a disk, not in memory.
-struct Place(TempDir);
+struct DaemonDir(TempDir);
 
 /// Its disks, by their options.
 const DISKS: [&str; 2] = ["", ",direct=on,block=4096"];
 
-impl Place {
+impl DaemonDir {
     fn new() -> Self {
         let place = Self(TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap());
         for number in 0..DISKS.len() {
@@ -257,7 +257,7 @@ fn is_idle(pid: u32) -> Result<(), String> {
 }
 
 /// Serves, and has both disks make their requests. Returns the output.
-fn serves(place: &Place, command: Command) -> Result<String, String> {
+fn serves(place: &DaemonDir, command: Command) -> Result<String, String> {
     let mut program = Program::start(command, true);
     let since = Instant::now();
     while !program.said().contains("ready: ") {
@@ -278,7 +278,7 @@ fn serves(place: &Place, command: Command) -> Result<String, String> {
 }
 
 fn check(host: &Host, errno: i32) -> Result<(), String> {
-    let place = Place::new();
+    let place = DaemonDir::new();
     let command = |arguments| place.command((host.denied)(errno), arguments);
     let mut trial = command(host.arguments);
     trial.arg("--check");
@@ -333,7 +333,7 @@ impl Drop for Loop {
 
 #[test]
 fn a_block_device_is_served_without_io_uring() {
-    let place = Place::new();
+    let place = DaemonDir::new();
     let Some(device) = Loop::new(&place.image(0)) else {
         return;
     };
@@ -392,7 +392,7 @@ fn direct_disks_keep_to_sectors_of_which_the_host_says_nothing() {
         (Storage::Loop4Kn, devices().to_vec()),
         (Storage::Loop512, devices().to_vec()),
     ] {
-        let made = storage::Place::new(storage).and_then(|mut place| {
+        let made = storage::TestStorage::new(storage).and_then(|mut place| {
             let images = hosts.iter().map(|(name, ..)| place.image(name, IMAGE));
             let images: Vec<_> = images.collect::<Result<_, _>>()?;
             Ok((place, images))

@@ -19,7 +19,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use disk::{Disk, Kind, Request, SECTOR};
-use storage::{Place, Storage};
+use storage::{Storage, TestStorage};
 use tempfile::TempDir;
 
 const EXITLESS: &str = env!("CARGO_BIN_EXE_exitless");
@@ -142,7 +142,7 @@ struct Row {
 
 /// Walks every disk on this storage.
 fn walk(storage: Storage) {
-    let mut place = match Place::new(storage) {
+    let mut place = match TestStorage::new(storage) {
         Ok(place) => place,
         Err(reason) => return println!("skipped: no {storage:?} here: {reason}"),
     };

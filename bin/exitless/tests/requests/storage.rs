@@ -102,7 +102,7 @@ impl Drop for Mount {
 }
 
 /// A place in which files can be made.
-pub struct Place {
+pub struct TestStorage {
     // In the order in which they go.
     mount: Option<Mount>,
     loops: Vec<LoopDevice>,
@@ -111,7 +111,7 @@ pub struct Place {
     storage: Storage,
 }
 
-impl Place {
+impl TestStorage {
     /// Makes one; why there is none here otherwise.
     pub fn new(storage: Storage) -> Result<Self, String> {
         let folder = tempfile::tempdir().map_err(|error| error.to_string())?;

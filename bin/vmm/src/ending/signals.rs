@@ -6,8 +6,8 @@
 //!
 //! | | SIGINT, SIGTERM, SIGHUP | SIGQUIT |
 //! |---|---|---|
-//! | first, where there is a grace | [`Asked::Press`]: a guest is asked to power off | [`Asked::End`] |
-//! | next, or the grace is over; first, where there is none | [`Asked::End`]: an end in order | [`Asked::End`] |
+//! | first, where there is a grace | [`SignalRequest::Press`]: a guest is asked to power off | [`SignalRequest::End`] |
+//! | next, or the grace is over; first, where there is none | [`SignalRequest::End`]: an end in order | [`SignalRequest::End`] |
 //! | during the end | the process ends where it is ([`leave`]), with a status of its own | the same |
 //!
 //! After [`next_ends_at_once`] any signal does the last: the user has been notified what the end
@@ -46,7 +46,7 @@ pub const ONE_REQUEST: Duration = Duration::from_millis(200);
 
 /// Request of a signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Asked {
+pub enum SignalRequest {
     /// Ask the guest to power off; the signal's number.
     Press(i32),
     /// End in order; the signal's number.
@@ -160,7 +160,7 @@ impl Signals {
     pub fn listen(
         self,
         grace: Duration,
-        mut on: impl FnMut(Asked) + Send + 'static,
+        mut on: impl FnMut(SignalRequest) + Send + 'static,
     ) -> io::Result<Listener> {
         let mut requests = Requests::new(grace);
         let stop = Arc::new(EventFd::new(EFD_CLOEXEC)?);
@@ -170,19 +170,20 @@ impl Signals {
             .spawn(move || {
                 loop {
                     let step = match self.wait(&stopped, requests.deadline()) {
-                        Heard::Stop => return,
-                        Heard::Signal(libc::SIGUSR1) => Step::Do(Asked::Stats),
-                        Heard::Signal(signal) => {
+                        WakeReason::Stop => return,
+                        WakeReason::Signal(libc::SIGUSR1) => Step::Do(SignalRequest::Stats),
+                        WakeReason::Signal(signal) => {
                             let at_once = ENDS_AT_ONCE.load(Ordering::SeqCst);
                             requests.signal(signal, Instant::now(), at_once)
                         }
-                        Heard::Nothing => requests.time_out(Instant::now()),
+                        WakeReason::Nothing => requests.time_out(Instant::now()),
                     };
                     match step {
                         Step::Nothing => {}
                         Step::AtOnce(signal) => at_once(signal),
                         Step::Do(asked) => {
-                            if let Asked::Press(signal) | Asked::End(signal) = asked {
+                            if let SignalRequest::Press(signal) | SignalRequest::End(signal) = asked
+                            {
                                 // The first one stays.
                                 let _ = END_ASKED_BY.compare_exchange(
                                     0,
@@ -200,7 +201,7 @@ impl Signals {
     }
 
     /// Returns the next signal, unless the end of listening or the deadline comes first.
-    fn wait(&self, stop: &EventFd, deadline: Option<Instant>) -> Heard {
+    fn wait(&self, stop: &EventFd, deadline: Option<Instant>) -> WakeReason {
         let timeout = deadline.map_or(-1, |deadline| {
             let left = deadline.saturating_duration_since(Instant::now());
             // Rounded up: not a moment early. A long one is waited for in parts.
@@ -213,11 +214,11 @@ impl Signals {
         });
         // SAFETY: an array of two descriptors that are open, which outlives the call.
         if unsafe { libc::poll(polled.as_mut_ptr(), 2, timeout) } <= 0 {
-            return Heard::Nothing;
+            return WakeReason::Nothing;
         }
         // First: a signal that has come as well is for the next listener.
         if polled[0].revents != 0 {
-            return Heard::Stop;
+            return WakeReason::Stop;
         }
         let mut info = MaybeUninit::<libc::signalfd_siginfo>::uninit();
         let len = size_of::<libc::signalfd_siginfo>();
@@ -225,15 +226,15 @@ impl Signals {
         let read = unsafe { libc::read(self.0.as_raw_fd(), info.as_mut_ptr().cast(), len) };
         if read != len as isize {
             // Interrupted by the vCPU's signal, which nothing sends here; there is no other error.
-            return Heard::Nothing;
+            return WakeReason::Nothing;
         }
         // SAFETY: a full record was read, so it is initialised.
-        Heard::Signal(unsafe { info.assume_init() }.ssi_signo as libc::c_int)
+        WakeReason::Signal(unsafe { info.assume_init() }.ssi_signo as libc::c_int)
     }
 }
 
 /// Reason for which the thread wakes.
-enum Heard {
+enum WakeReason {
     Signal(libc::c_int),
     Stop,
     /// The deadline, or `None` where it is unknown.

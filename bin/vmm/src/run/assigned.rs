@@ -29,7 +29,7 @@ use super::composed::{AssignedDevice, Functions, Owner, Units};
 use super::device::DeviceConfig;
 use super::eventfds::clones;
 use super::memory::OwnerHandle;
-use super::plugs::Plugs;
+use super::pending_functions::PendingFunctions;
 use super::units::{self, UnitOptions};
 use crate::messages::say;
 
@@ -103,7 +103,7 @@ impl Devices {
 /// # Errors
 /// Names the device, what is missing and how to get it.
 pub fn add_all<F: Functions, M: PhysMem>(
-    plugs: &mut Plugs<'_, F, M>,
+    plugs: &mut PendingFunctions<'_, F, M>,
     configs: Vec<DeviceConfig>,
     options: &UnitOptions,
     parts: &Parts<'_>,
@@ -183,7 +183,7 @@ fn one_of_each_group(devices: &[(DeviceConfig, Opened)]) -> Result<()> {
 }
 
 fn add<F: Functions, M: PhysMem>(
-    plugs: &mut Plugs<'_, F, M>,
+    plugs: &mut PendingFunctions<'_, F, M>,
     config: &DeviceConfig,
     (opened, memory): (Opened, DeviceMemory),
     options: &UnitOptions,

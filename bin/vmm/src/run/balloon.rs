@@ -25,7 +25,7 @@ use vio::balloon::{Balloon, BalloonConfig, BalloonIo, Statistics};
 use self::auto::GuestMemory;
 use super::args::RunArgs;
 use super::composed::{Functions, Owner};
-use super::followed::follow;
+use super::file_watch::follow;
 use super::memory::{AskPager, OwnerHandle};
 use crate::values::keys::Keys;
 use crate::values::size;
@@ -163,15 +163,15 @@ impl BalloonSpec {
     pub fn start<F, M>(
         self,
         owner: OwnerHandle<F, M>,
-        watched: &Watched,
+        watched: &BalloonWatch,
         pager: Option<AskPager>,
-    ) -> Result<Beside>
+    ) -> Result<BalloonTask>
     where
         F: Functions,
         M: PhysMem + Send + 'static,
     {
         let number = watched.number;
-        let door = Door { owner, number };
+        let door = BalloonHandle { owner, number };
         let Self {
             target,
             limits,
@@ -223,7 +223,7 @@ impl BalloonSpec {
             }
         };
         let thread = std::thread::Builder::new().name("balloon".into());
-        Ok(Beside {
+        Ok(BalloonTask {
             stop,
             thread: thread.spawn(ask).context("the balloon's thread")?,
         })
@@ -233,21 +233,21 @@ impl BalloonSpec {
 /// A balloon by its number among the owner's functions, and the last figures of its guest: a driver
 /// that leaves, as when the guest powers off, leaves none behind.
 #[derive(Clone, Debug)]
-pub struct Watched {
+pub struct BalloonWatch {
     number: usize,
-    last: Arc<Mutex<Said>>,
+    last: Arc<Mutex<BalloonStatus>>,
 }
 
 /// Figures of a guest about its memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Said {
+pub struct BalloonStatus {
     /// Pages in the balloon.
     pub actual: u32,
     /// As far as it gives statistics.
     pub statistics: Statistics,
 }
 
-impl Watched {
+impl BalloonWatch {
     /// Names function number `number`.
     pub fn new(number: usize) -> Self {
         Self {
@@ -265,9 +265,9 @@ impl Watched {
     }
 
     /// Returns the guest's figures, or the last ones if its driver has left.
-    pub fn said(&self, balloon: &Balloon) -> Said {
+    pub fn said(&self, balloon: &Balloon) -> BalloonStatus {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        let now = Said {
+        let now = BalloonStatus {
             actual: balloon.actual(),
             statistics: balloon.statistics().copied().unwrap_or_default(),
         };
@@ -279,12 +279,12 @@ impl Watched {
 }
 
 /// Thread of a balloon, beside the owner.
-pub struct Beside {
+pub struct BalloonTask {
     stop: Sender<()>,
     thread: JoinHandle<()>,
 }
 
-impl Beside {
+impl BalloonTask {
     /// Ends it, before the owner.
     pub fn stop(self) {
         drop(self.stop);
@@ -294,12 +294,12 @@ impl Beside {
 }
 
 /// The balloon as other threads reach it.
-struct Door<F, M> {
+struct BalloonHandle<F, M> {
     owner: OwnerHandle<F, M>,
     number: usize,
 }
 
-impl<F, M> Clone for Door<F, M> {
+impl<F, M> Clone for BalloonHandle<F, M> {
     fn clone(&self) -> Self {
         Self {
             owner: self.owner.clone(),
@@ -308,7 +308,7 @@ impl<F, M> Clone for Door<F, M> {
     }
 }
 
-impl<F: Functions, M: PhysMem + Send + 'static> Door<F, M> {
+impl<F: Functions, M: PhysMem + Send + 'static> BalloonHandle<F, M> {
     /// Returns the answer of `ask` on the owner's thread; `None` once that has ended.
     fn with<R: Send + 'static>(
         &self,

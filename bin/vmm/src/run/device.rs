@@ -15,7 +15,7 @@ use assign::policy::HostPolicy;
 use dma_map::mapper::{Optimistic, Window};
 
 use super::args::{IommuArg, RunArgs};
-use super::followed::follow;
+use super::file_watch::follow;
 use super::ram::RamConfig;
 use crate::locked_memory::LockedMemory;
 use crate::values::counted;

@@ -25,7 +25,7 @@ use virtio_pci::function::NOTIFY_STRIDE;
 use super::args::DmaArg;
 use super::assigned;
 use super::attach::{Attached, Parts, Running};
-use super::balloon::{Beside, Watched};
+use super::balloon::{BalloonTask, BalloonWatch};
 use super::composed::{Functions, Owner, Request};
 use super::config::{Config, Remapping, RingMode};
 use super::disk::DiskConfig;
@@ -35,7 +35,7 @@ use super::hints;
 use super::ledger::{LedgerSource, MarkerLedger, Reporter};
 use super::memory::{Memory, Paging};
 use super::net::{NetBackend, NetConfig};
-use super::plugs::{Plugged, Plugs};
+use super::pending_functions::{PendingFunctions, Plugged};
 use super::remote;
 use super::switches::Switches;
 use super::units::{self, UnitOptions};
@@ -88,7 +88,7 @@ pub fn attach<F: Functions, M: Memory<F>>(
     let windows = memory.windows();
     let hints = Hints::new(config.hints.gathers, windows.clone());
     let unit = owner.add_unit(units::iommu(&options, hints, parts)?);
-    let mut plugs = Plugs::new(&mut owner, unit);
+    let mut plugs = PendingFunctions::new(&mut owner, unit);
     // The first: the others translate by what it is asked for.
     let iommu = match options.remapping {
         Remapping::Virtio(RingMode::Polled) => {
@@ -137,7 +137,7 @@ pub fn attach<F: Functions, M: Memory<F>>(
             let function = VirtioFunction::new(parts.bus.reserve()?, device);
             let doorbells = doorbells(parts, function.queues())?;
             let number = plugs.add_beside(function, doorbells);
-            Some((spec, Watched::new(number)))
+            Some((spec, BalloonWatch::new(number)))
         }
         None => None,
     };
@@ -217,7 +217,7 @@ pub fn attach<F: Functions, M: Memory<F>>(
 
 /// Adds all disks. Their names by number of function, and the doorbells that others read.
 fn add_disks<F: Functions, M: Memory<F>>(
-    plugs: &mut Plugs<'_, F, M::Ram>,
+    plugs: &mut PendingFunctions<'_, F, M::Ram>,
     memory: &mut M,
     config: &mut Config,
     parts: &Parts<'_>,
@@ -369,7 +369,7 @@ struct Devices<F: Functions, M: PhysMem + Send + 'static> {
     /// Moves pages of memory.
     paging: Option<Box<dyn Paging>>,
     /// Asks the guest for its statistics.
-    balloon: Option<Beside>,
+    balloon: Option<BalloonTask>,
 }
 
 impl<F: Functions, M: PhysMem + Send + 'static> Running for Devices<F, M> {

@@ -15,7 +15,7 @@ use platform::power::EjectSink;
 use super::attach::Ejectable;
 use super::composed::{Functions, Owner};
 use super::memory::OwnerHandle;
-use super::plugs::Plug;
+use super::pending_functions::Plug;
 
 /// Returns the assigned ones among `plugged`, which the guest may eject.
 pub fn ejectable<F: Functions, M: PhysMem + Send + 'static>(

@@ -18,11 +18,11 @@ use vtd_port::VtdPort;
 
 use super::args::{DmaArg, IdleArg};
 use super::attach::Parts;
-use super::balloon::{Said, Watched};
+use super::balloon::{BalloonStatus, BalloonWatch};
 use super::composed::{AssignedDevice, Functions, Owner, Units};
 use super::config::Config;
 use super::host_faults::HostFaults;
-use super::memory::{AskPager, OwnerHandle, Standing};
+use super::memory::{AskPager, OwnerHandle, PagerStatus};
 use crate::composition::Findings;
 use crate::messages;
 use exit_ledger::account::{
@@ -57,7 +57,7 @@ pub struct LedgerSource<F, M> {
     /// State of the pager, where there is one.
     pager: Option<AskPager>,
     /// The balloon, where there is one.
-    balloon: Option<Watched>,
+    balloon: Option<BalloonWatch>,
     /// Register pages of all remapping units.
     register_pages: Range<u64>,
     /// Assigned devices: numbers of their functions, and addresses on the host.
@@ -115,7 +115,7 @@ impl<F, M> LedgerSource<F, M> {
     }
 
     /// Returns the same, of a machine with this balloon, if it has one.
-    pub fn with_balloon(mut self, balloon: Option<Watched>) -> Self {
+    pub fn with_balloon(mut self, balloon: Option<BalloonWatch>) -> Self {
         self.balloon = balloon;
         self
     }
@@ -241,7 +241,7 @@ fn statistics_of(vcpu: &BorrowedFd<'_>) -> io::Result<VcpuStats> {
     VcpuStats::new(unsafe { File::from_raw_fd(fd) }, &KVM_COUNTERS)
 }
 
-fn swap(standing: Standing) -> Swap {
+fn swap(standing: PagerStatus) -> Swap {
     Swap {
         resident: standing.report.present as u64,
         stored: (standing.report.slots - standing.report.free_slots) as u64,
@@ -306,7 +306,7 @@ fn device_figures(device: &AssignedDevice, address: String) -> DeviceFigures {
     }
 }
 
-fn balloon_figures(balloon: &Balloon, said: Said) -> BalloonFigures {
+fn balloon_figures(balloon: &Balloon, said: BalloonStatus) -> BalloonFigures {
     let vio::balloon::BalloonCounts {
         inflated,
         deflated,
@@ -314,7 +314,7 @@ fn balloon_figures(balloon: &Balloon, said: Said) -> BalloonFigures {
         outside,
         statistics: _,
     } = balloon.counts();
-    let Said { actual, statistics } = said;
+    let BalloonStatus { actual, statistics } = said;
     BalloonFigures {
         target: balloon.target().into(),
         actual: actual.into(),

@@ -37,7 +37,7 @@ use super::assembly::{Assembly, MachineComposition};
 use super::attach::{Attached, Parts};
 use super::bars::place_bars;
 use super::config::{Config, ConsoleConfig};
-use crate::ending::signals::{Asked, Listener, Signals};
+use crate::ending::signals::{Listener, SignalRequest, Signals};
 use crate::ending::{self, LOOK, STATUS_STUCK};
 use crate::lacks;
 use crate::messages::{self, say};
@@ -327,14 +327,16 @@ fn listen_to_signals(
     button: Arc<OnceLock<Arc<Ioapic>>>,
 ) -> anyhow::Result<Listener> {
     let on = move |asked| match (asked, button.get()) {
-        (Asked::Press(signal), Some(ioapic)) if !control.is_over() => {
+        (SignalRequest::Press(signal), Some(ioapic)) if !control.is_over() => {
             // First, since the guest may be quick.
             control.ask(End::Signal(signal));
             let is_heard = ioapic.pulse(layout::POWER_BUTTON_PIN);
             say_pressed(signal, grace, is_heard);
         }
-        (Asked::Press(signal) | Asked::End(signal), _) => control.end(End::Signal(signal)),
-        (Asked::Stats, _) => {}
+        (SignalRequest::Press(signal) | SignalRequest::End(signal), _) => {
+            control.end(End::Signal(signal))
+        }
+        (SignalRequest::Stats, _) => {}
     };
     signals.listen(grace, on).context("the thread for signals")
 }

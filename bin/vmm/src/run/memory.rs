@@ -13,7 +13,7 @@ use vio::blk::BlockIo;
 use super::composed::Request;
 use super::disk::DiskConfig;
 use super::hints::HintsConfig;
-use super::holes::Holes;
+use super::hole_punch::Holes;
 use kvm::control::Control;
 use sidecore::Handle;
 use swap::pager::Report;
@@ -49,7 +49,7 @@ pub trait Memory<F> {
 }
 
 /// State of a pager.
-pub struct Standing {
+pub struct PagerStatus {
     /// In numbers.
     pub report: Report,
     /// Reason of the last pause of the machine, in the words of the message to its user.
@@ -57,7 +57,7 @@ pub struct Standing {
 }
 
 /// A question to the pager, which may have ended.
-pub type AskPager = Box<dyn Fn() -> Option<Standing> + Send + Sync>;
+pub type AskPager = Box<dyn Fn() -> Option<PagerStatus> + Send + Sync>;
 
 /// Pager, which moves pages while the machine runs.
 pub trait Paging {

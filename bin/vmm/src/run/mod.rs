@@ -26,15 +26,15 @@ mod disk;
 mod disks;
 mod ejection;
 mod eventfds;
-mod followed;
+mod file_watch;
 mod hints;
-mod holes;
+mod hole_punch;
 mod host_faults;
 mod ledger;
 mod machine;
 mod memory;
 mod net;
-mod plugs;
+mod pending_functions;
 mod ram;
 mod remote;
 mod remote_disk;
@@ -51,7 +51,7 @@ pub use assign::reach::Reach;
 pub use attach::{Attached, Parts, Running};
 pub use composed::{AssignedDevice, Functions, Owner, Request, Units};
 pub use devices::MakeFunctions;
-pub use memory::{AskPager, Memory, OwnerHandle, Paging, Pieces, Plain, Standing};
+pub use memory::{AskPager, Memory, OwnerHandle, PagerStatus, Paging, Pieces, Plain};
 
 use std::sync::Arc;
 

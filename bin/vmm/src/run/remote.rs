@@ -13,7 +13,7 @@ use vhost_kernel::{VhostNet, VhostNetError};
 use super::attach::Parts;
 use super::composed::Functions;
 use super::eventfds::clones;
-use super::plugs::Plugs;
+use super::pending_functions::PendingFunctions;
 use crate::lacks;
 use kvm::doorbells::{KvmDoorbells, Places};
 use kvm::lines::KvmLines;
@@ -76,7 +76,7 @@ impl RemoteConfig {
 /// # Errors
 /// A feature that the back end lacks, and what to do about it.
 pub fn add<F: Functions, M: PhysMem>(
-    plugs: &mut Plugs<'_, F, M>,
+    plugs: &mut PendingFunctions<'_, F, M>,
     device: RemoteConfig,
     parts: &Parts<'_>,
 ) -> Result<(usize, Arc<Places>)> {

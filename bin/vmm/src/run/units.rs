@@ -20,7 +20,7 @@ use super::args::IdleArg;
 use super::attach::Parts;
 use super::composed::{Functions, MAX_LEASES, Owner, Units};
 use super::config::{Config, IommuMode, Remapping};
-use super::plugs::Assigned;
+use super::pending_functions::Assigned;
 use crate::messages;
 
 /// Physical addresses the guest's IO page tables may hold, in bits.

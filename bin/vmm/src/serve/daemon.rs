@@ -24,7 +24,7 @@ use super::purpose::Purpose;
 use super::sockets::Sockets;
 use super::switch::SwitchStats;
 use crate::composition::Composition;
-use crate::ending::signals::{self, Asked, Signals};
+use crate::ending::signals::{self, SignalRequest, Signals};
 use crate::ending::storage::{self, Dropping, Names};
 use crate::ending::{self, STATUS_STUCK};
 use crate::messages::{self, say};
@@ -84,7 +84,7 @@ pub fn run(config: Config, composition: &dyn Composition) -> Result<u8> {
         let (key, devices) = (served.key(), served.stats());
         let switch = served.switch_stats().map(|(id, _)| id);
         let handle = fleet.add(served).with_context(|| of_device(&key))?;
-        doors.push(Door {
+        doors.push(PollerHandle {
             handle,
             devices: devices.into_iter().map(|(id, _)| id).collect(),
             switch,
@@ -93,9 +93,9 @@ pub fn run(config: Config, composition: &dyn Composition) -> Result<u8> {
     let serving = format!("serving {}", config.extent());
     say!("ready: {serving}");
     notify::ready(&serving);
-    while asked.recv() == Ok(Asked::Stats) {
-        let devices = doors.iter().flat_map(Door::ask_devices).collect();
-        let switches = doors.iter().filter_map(Door::ask_switch).collect();
+    while asked.recv() == Ok(SignalRequest::Stats) {
+        let devices = doors.iter().flat_map(PollerHandle::ask_devices).collect();
+        let switches = doors.iter().filter_map(PollerHandle::ask_switch).collect();
         let counted = Counted {
             cores: fleet.stats(),
             devices: counters::gather(devices, STATS_LIMIT, signals::is_end_asked),
@@ -116,7 +116,7 @@ pub fn run(config: Config, composition: &dyn Composition) -> Result<u8> {
 }
 
 /// The way to one poller.
-struct Door {
+struct PollerHandle {
     handle: Handle<ServedMessage>,
     /// Its devices.
     devices: Vec<String>,
@@ -124,7 +124,7 @@ struct Door {
     switch: Option<String>,
 }
 
-impl Door {
+impl PollerHandle {
     /// Asks each device for its counters. One whose core has gone has none.
     fn ask_devices(&self) -> impl Iterator<Item = (String, Answer<ExportStats>)> {
         let devices = self.devices.iter().enumerate();

@@ -44,11 +44,11 @@ pub fn spawn(keyboard: Keyboard, control: Arc<Control>) -> io::Result<()> {
     let stdin = File::from(io::stdin().as_fd().try_clone_to_owned()?);
     std::thread::Builder::new()
         .name("console".into())
-        .spawn(move || Typist::new(keyboard, stdin).run(&control))
+        .spawn(move || ConsoleInput::new(keyboard, stdin).run(&control))
         .map(drop)
 }
 
-struct Typist {
+struct ConsoleInput {
     keyboard: Keyboard,
     /// `None` after its end: the guest receives no more input.
     input: Option<File>,
@@ -57,7 +57,7 @@ struct Typist {
     pending: VecDeque<u8>,
 }
 
-impl Typist {
+impl ConsoleInput {
     fn new(keyboard: Keyboard, input: File) -> Self {
         Self {
             keyboard,

@@ -91,7 +91,7 @@ fn only_the_parked_vcpu_that_is_meant_answers() {
                     match control.next(usize::from(index)) {
                         Next::Run => std::thread::yield_now(),
                         Next::Inspect(question) => question(vcpu.fd()),
-                        Next::Visit(visit) => visit(vcpu.fd(), true),
+                        Next::VcpuWork(visit) => visit(vcpu.fd(), true),
                         Next::Stop => break,
                     }
                 }

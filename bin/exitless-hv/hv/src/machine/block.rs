@@ -23,14 +23,14 @@ use crate::memory::PAGE;
 
 /// Slot and base address, which do not change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct BlockAddress {
     /// Bus << 8 | device << 3 | function.
     pub number: u16,
     /// Base address.
     pub base: u64,
 }
 
-impl Place {
+impl BlockAddress {
     /// Finds an empty slot, and a base address below those of other functions; nothing of `taken`
     /// may be there.
     pub fn find(mut taken: impl Iterator<Item = (u64, u64)>) -> Option<Self> {
@@ -72,7 +72,7 @@ pub struct Block {
 
 impl Block {
     /// Creates the state of a function which has been reset.
-    pub fn new(place: Place) -> Self {
+    pub fn new(place: BlockAddress) -> Self {
         Self {
             function: Function::new(place.base as u32),
             registers: Registers::default(),

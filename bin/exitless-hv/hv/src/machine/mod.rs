@@ -33,7 +33,7 @@ use eli::defence::Defence;
 use eli::policy::ports::Ports;
 use eli::policy::{PROCESSORS_MAX, Processors};
 
-use self::block::{Block, Place};
+use self::block::{Block, BlockAddress};
 use self::chips::Chips;
 use self::mailbox::Mailbox;
 use self::measurement::{Account, Measurement, Time};
@@ -69,7 +69,7 @@ pub struct Machine {
     removed: [Option<core::ops::Range<u64>>; WITHHELD_MAX],
     pages: &'static mut Shared,
     /// Slot and base address of the block function, if there is one.
-    block_place: Option<Place>,
+    block_place: Option<BlockAddress>,
     chips: Lock<Chips>,
     block: Lock<Option<Block>>,
     measurement: Lock<Measurement>,
@@ -156,7 +156,7 @@ impl Machine {
     }
 
     /// Returns slot and base address of the block function, if there is one.
-    pub fn block_place(&self) -> Option<Place> {
+    pub fn block_place(&self) -> Option<BlockAddress> {
         self.block_place
     }
 

@@ -7,7 +7,7 @@ use eli::policy::config::{Bar, Config, Function};
 use eli::policy::ports::{Ports, Rule};
 use eli::policy::{PROCESSORS_MAX, Processors};
 
-use super::block::{Block, Place};
+use super::block::{Block, BlockAddress};
 use super::chips::Chips;
 use super::mailbox::Mailbox;
 use super::measurement::Measurement;
@@ -233,10 +233,10 @@ impl Machine {
         tables: &Tables,
         memory: impl Iterator<Item = (u64, u64)>,
         disk_len: usize,
-    ) -> Place {
+    ) -> BlockAddress {
         let windows = tables.windows.iter().flatten();
         let windows = windows.map(|window| (window.start, window.end));
-        let Some(place) = Place::find(memory.chain(windows)) else {
+        let Some(place) = BlockAddress::find(memory.chain(windows)) else {
             refuse(&"there is no slot or no address for the block function")
         };
         let disk_kib = disk_len >> 10;

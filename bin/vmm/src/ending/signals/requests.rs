@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::{Asked, ONE_REQUEST};
+use super::{ONE_REQUEST, SignalRequest};
 
 /// Step that follows a signal or a timeout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -10,7 +10,7 @@ pub enum Step {
     /// Nothing.
     Nothing,
     /// This.
-    Do(Asked),
+    Do(SignalRequest),
     /// End the process where it is.
     AtOnce(i32),
 }
@@ -59,7 +59,7 @@ impl Requests {
             State::Ending { .. } => Step::AtOnce(signal),
             State::Running if !self.grace.is_zero() && signal != libc::SIGQUIT => {
                 self.state = State::Pressed { signal, at: now };
-                Step::Do(Asked::Press(signal))
+                Step::Do(SignalRequest::Press(signal))
             }
             State::Running | State::Pressed { .. } => self.end(signal, now),
         }
@@ -85,7 +85,7 @@ impl Requests {
 
     fn end(&mut self, signal: i32, now: Instant) -> Step {
         self.state = State::Ending { at: now };
-        Step::Do(Asked::End(signal))
+        Step::Do(SignalRequest::End(signal))
     }
 }
 
@@ -102,12 +102,15 @@ mod tests {
         let now = Instant::now();
         let mut requests = Requests::new(GRACE);
         let mut signal = |signal, after| requests.signal(signal, now + after, false);
-        assert_eq!(signal(TERM, Duration::ZERO), Step::Do(Asked::Press(TERM)));
+        assert_eq!(
+            signal(TERM, Duration::ZERO),
+            Step::Do(SignalRequest::Press(TERM))
+        );
         // timeout(1), which signals twice.
         assert_eq!(signal(TERM, ONE_REQUEST / 2), Step::Nothing);
         assert_eq!(
             signal(libc::SIGINT, SECOND),
-            Step::Do(Asked::End(libc::SIGINT))
+            Step::Do(SignalRequest::End(libc::SIGINT))
         );
         assert_eq!(signal(TERM, SECOND + ONE_REQUEST / 2), Step::Nothing);
         assert_eq!(signal(TERM, 2 * SECOND), Step::AtOnce(TERM));
@@ -121,7 +124,7 @@ mod tests {
         requests.signal(libc::SIGHUP, now, false);
         assert_eq!(requests.deadline(), Some(now + GRACE));
         assert_eq!(requests.time_out(now + GRACE - SECOND), Step::Nothing);
-        let end = Step::Do(Asked::End(libc::SIGHUP));
+        let end = Step::Do(SignalRequest::End(libc::SIGHUP));
         assert_eq!(requests.time_out(now + GRACE), end);
         assert_eq!(requests.deadline(), None);
         assert_eq!(requests.time_out(now + 2 * GRACE), Step::Nothing);
@@ -132,7 +135,7 @@ mod tests {
         let now = Instant::now();
         for (grace, signal) in [(Duration::ZERO, TERM), (GRACE, libc::SIGQUIT)] {
             let mut requests = Requests::new(grace);
-            let end = Step::Do(Asked::End(signal));
+            let end = Step::Do(SignalRequest::End(signal));
             assert_eq!(requests.signal(signal, now, false), end);
             let again = requests.signal(signal, now + SECOND, false);
             assert_eq!(again, Step::AtOnce(signal));

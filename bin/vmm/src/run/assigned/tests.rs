@@ -26,7 +26,7 @@ use super::super::args::IdleArg;
 use super::super::config::{IommuMode, Remapping};
 use super::super::ejection::ejectable;
 use super::super::ledger::owner_counts;
-use super::super::plugs::{Assigned, Plugged, Plugs};
+use super::super::pending_functions::{Assigned, PendingFunctions, Plugged};
 use super::*;
 
 crate::functions! {
@@ -176,7 +176,7 @@ fn assigned_functions_share_a_second_unit_that_only_they_bring_about() {
                 Ok(units) => owner.add_unit(units),
                 Err(error) => return println!("skipped: {mode:?}: {error:#}"),
             };
-            let mut plugs = Plugs::new(&mut owner, first);
+            let mut plugs = PendingFunctions::new(&mut owner, first);
             let mut sources = Vec::new();
             for _ in 0..2 {
                 let function = function(parts);
@@ -219,7 +219,7 @@ fn a_unit_that_cannot_be_made_leaves_nothing_behind() {
         let options = options(Some(IommuMode::Trap));
         let first =
             owner.add_unit(units::iommu(&options, pv_iommu::Hints::default(), parts).unwrap());
-        let mut plugs = Plugs::new(&mut owner, first);
+        let mut plugs = PendingFunctions::new(&mut owner, first);
         let make = || assigned_unit(&options, parts, &host(0));
         let memory = Arc::new(Nowhere::default());
         assert!(plugs.add_assigned(function(parts), memory, make).is_err());
@@ -280,7 +280,7 @@ fn an_ejected_function_is_gone_from_bus_and_owner_and_no_other_is() {
         let options = options(Some(IommuMode::Trap));
         let first =
             owner.add_unit(units::iommu(&options, pv_iommu::Hints::default(), parts).unwrap());
-        let mut plugs = Plugs::new(&mut owner, first);
+        let mut plugs = PendingFunctions::new(&mut owner, first);
         let doorbells = kvm::doorbells::KvmDoorbells::new(parts.vm.clone(), 1, 4).unwrap();
         let kept = plugs.add(function(parts), doorbells);
         let mut assign = || {

@@ -75,7 +75,7 @@ fn stalled(pressure: &str) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::run::memory::Standing;
+    use crate::run::memory::PagerStatus;
     use swap::report::Report;
 
     const PRESSURE: &str = "some avg10=12.50 avg60=3.00 avg300=0.51 total=9\nfull avg10=1.00 avg60=0.00 avg300=0.00 total=1\n";
@@ -119,7 +119,7 @@ mod tests {
             present: 95,
             ..Report::default()
         };
-        let standing = move || Standing {
+        let standing = move || PagerStatus {
             report,
             pause_reason: None,
         };

@@ -11,7 +11,7 @@ use swap::store::Growth;
 use super::STORE_FILE;
 use super::status::Status;
 use crate::messages::say;
-use crate::run::followed::follow;
+use crate::run::file_watch::follow;
 use crate::values::size;
 
 /// Has the store grow to the size in `file`, at the start and whenever the file has been written.

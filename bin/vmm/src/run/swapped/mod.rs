@@ -28,8 +28,8 @@ use vio::blk::{BlockIo, RawDisk, RawDiskOptions, Transfer};
 use super::args::MapperArg;
 use super::composed::Functions;
 use super::disk::{DiskConfig, Format};
-use super::followed::follow;
-use super::memory::{AskPager, Memory, OwnerHandle, Paging, Pieces, Standing};
+use super::file_watch::follow;
+use super::memory::{AskPager, Memory, OwnerHandle, PagerStatus, Paging, Pieces};
 use super::stopped;
 use crate::composition::Composition;
 use crate::lacks;
@@ -168,7 +168,7 @@ impl<F: Functions> Paging for Swapper<F> {
         };
         let control = pieces.control;
         let status = Arc::new(Status::default());
-        let door = Door {
+        let door = MachineHandle {
             owner,
             pager: self.handle.clone(),
             vcpus: config.preventer.map_or(0, |(vcpus, _)| vcpus),
@@ -220,7 +220,7 @@ impl<F: Functions> Paging for Swapper<F> {
         Some(Box::new(move || {
             let report = handle.get()?.call(Message::Report).ok()?;
             let pause_reason = report.last_pause.map(|trouble| names.say(trouble));
-            Some(Standing {
+            Some(PagerStatus {
                 report,
                 pause_reason,
             })
@@ -259,7 +259,7 @@ fn monitor(core: &Sidecore<Pager>, control: Arc<Control>) -> Result<Monitor> {
 }
 
 /// The machine as the pager reaches it.
-struct Door<F> {
+struct MachineHandle<F> {
     owner: OwnerHandle<F, SwappedRam>,
     pager: Arc<OnceLock<Handle<Message>>>,
     vcpus: usize,
@@ -268,7 +268,7 @@ struct Door<F> {
     status: Arc<Status>,
 }
 
-impl<F: Functions> pager::Machine for Door<F> {
+impl<F: Functions> pager::Machine for MachineHandle<F> {
     fn evict(&self, pages: Pages) {
         // The answer comes by way of the memory. An owner that has ended releases nothing.
         let (reply, _) = Reply::pair();

@@ -32,7 +32,7 @@ pub struct Assigned {
 
 /// Functions that are given to an owner before it runs, and the parts from which their ports are
 /// built once it does.
-pub struct Plugs<'a, F, M> {
+pub struct PendingFunctions<'a, F, M> {
     owner: &'a mut Owner<F, M>,
     unit: usize,
     plugged: Vec<Plug>,
@@ -51,7 +51,7 @@ pub struct Plugged {
     pub assigned: Option<Assigned>,
 }
 
-impl<'a, F: Functions, M: PhysMem> Plugs<'a, F, M> {
+impl<'a, F: Functions, M: PhysMem> PendingFunctions<'a, F, M> {
     /// Creates an empty list, under the unit of this number unless another is named.
     pub fn new(owner: &'a mut Owner<F, M>, unit: usize) -> Self {
         Self {

@@ -31,18 +31,18 @@ const OWN_BUDGET: [&str; 2] = ["export", "image"];
 /// The budgets of all places; clones share them.
 #[derive(Clone)]
 pub struct Budgets {
-    places: Arc<Mutex<HashMap<Identifier, Place>>>,
+    places: Arc<Mutex<HashMap<Identifier, CallSite>>>,
     now: fn() -> u64,
     say: fn(&str),
 }
 
 /// One place, and its budget.
-struct Place {
+struct CallSite {
     metadata: &'static Metadata<'static>,
     budget: LogRateLimit,
 }
 
-impl Place {
+impl CallSite {
     /// Says how much was left out, if anything was.
     fn own_up(&self, left_out: u64, say: fn(&str)) {
         if left_out != 0 {
@@ -76,7 +76,7 @@ impl Budgets {
 
     fn admits(&self, metadata: &'static Metadata<'static>) -> bool {
         let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
-        let place = places.entry(metadata.callsite()).or_insert(Place {
+        let place = places.entry(metadata.callsite()).or_insert(CallSite {
             metadata,
             budget: LogRateLimit::default(),
         });
@@ -118,9 +118,9 @@ mod tests {
     }
 
     /// Counts the lines that come through, by their place.
-    struct Heard(Arc<Mutex<HashMap<u32, u64>>>);
+    struct LineCounter(Arc<Mutex<HashMap<u32, u64>>>);
 
-    impl<S: Subscriber> Layer<S> for Heard {
+    impl<S: Subscriber> Layer<S> for LineCounter {
         fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
             let line = event.metadata().line().unwrap();
             *self.0.lock().unwrap().entry(line).or_default() += 1;
@@ -135,7 +135,7 @@ mod tests {
             ..Budgets::new(|text| SAID.with_borrow_mut(|said| said.push(text.to_owned())))
         };
         let subscriber = tracing_subscriber::registry()
-            .with(Heard(Arc::clone(&lines)))
+            .with(LineCounter(Arc::clone(&lines)))
             .with(budgets.clone());
         tracing::subscriber::with_default(subscriber, || speak(&budgets));
         let mut counts: Vec<u64> = lines.lock().unwrap().values().copied().collect();
