@@ -4,7 +4,7 @@
 //! A guest that has just booted has never touched most of its memory, and its host need not store
 //! those pages. Counts of such a guest do not apply to one that has run for a while.
 
-use crate::child::{self, Child, Ended};
+use crate::child::{self, Child, ChildExit};
 use crate::memory::{CHUNK, Huge, Means, Memory, PAGE};
 
 /// Pages of a MiB.
@@ -29,11 +29,11 @@ pub fn run(mib: u64) -> Result<(), String> {
     verdict(ended(child)?.0, mib)
 }
 
-fn verdict(ended: Ended, mib: u64) -> Result<(), String> {
+fn verdict(ended: ChildExit, mib: u64) -> Result<(), String> {
     match ended {
-        Ended::Status(0) => Ok(()),
-        Ended::Status(status) => Err(format!("the child that writes ended with {status}")),
-        Ended::Killed(signal) => Err(format!(
+        ChildExit::Status(0) => Ok(()),
+        ChildExit::Status(status) => Err(format!("the child that writes ended with {status}")),
+        ChildExit::Killed(signal) => Err(format!(
             "the child that writes was killed by signal {signal}: if that is 9, less than {mib} MiB are free; \
              take a smaller --mib"
         )),
@@ -47,7 +47,7 @@ pub(crate) fn map(pages: usize) -> Result<Memory, String> {
 }
 
 /// Waits for a child that has been started.
-pub(crate) fn ended(child: std::io::Result<Child>) -> Result<(Ended, Vec<u8>), String> {
+pub(crate) fn ended(child: std::io::Result<Child>) -> Result<(ChildExit, Vec<u8>), String> {
     child
         .and_then(Child::wait)
         .map_err(|error| format!("no child process: {error}"))
@@ -76,9 +76,9 @@ mod tests {
 
     #[test]
     fn a_child_that_did_not_write_all_is_told_of() {
-        let killed = verdict(Ended::Killed(9), 150).unwrap_err();
+        let killed = verdict(ChildExit::Killed(9), 150).unwrap_err();
         assert!(killed.contains("less than 150 MiB") && killed.contains("--mib"));
-        assert!(verdict(Ended::Status(child::PANICKED), 150).is_err());
+        assert!(verdict(ChildExit::Status(child::PANICKED), 150).is_err());
     }
 
     #[test]

@@ -19,7 +19,7 @@ pub struct Child {
 
 /// End of a child.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ended {
+pub enum ChildExit {
     /// By itself, with this status.
     Status(u8),
     /// By this signal.
@@ -74,14 +74,14 @@ impl Child {
     ///
     /// # Errors
     /// The system's own.
-    pub fn wait(mut self) -> io::Result<(Ended, Vec<u8>)> {
+    pub fn wait(mut self) -> io::Result<(ChildExit, Vec<u8>)> {
         let mut said = Vec::new();
         self.said.read_to_end(&mut said)?;
         Ok((self.reap()?, said))
     }
 
     #[expect(unsafe_code, reason = "see the module's head")]
-    fn reap(&mut self) -> io::Result<Ended> {
+    fn reap(&mut self) -> io::Result<ChildExit> {
         let pid = self.pid.take().expect("a child is waited for once");
         let mut status = 0;
         loop {
@@ -96,9 +96,9 @@ impl Child {
             }
         }
         Ok(if libc::WIFSIGNALED(status) {
-            Ended::Killed(libc::WTERMSIG(status))
+            ChildExit::Killed(libc::WTERMSIG(status))
         } else {
-            Ended::Status(u8::try_from(libc::WEXITSTATUS(status)).expect("eight bits"))
+            ChildExit::Status(u8::try_from(libc::WEXITSTATUS(status)).expect("eight bits"))
         })
     }
 }
@@ -132,7 +132,7 @@ mod tests {
     fn status_and_words_of_a_child_arrive() {
         let child = Child::start(|say| say.write_all(b"seen").map_or(1, |()| 7));
         let ended = child.unwrap().wait().unwrap();
-        assert_eq!(ended, (Ended::Status(7), b"seen".to_vec()));
+        assert_eq!(ended, (ChildExit::Status(7), b"seen".to_vec()));
     }
 
     #[test]
@@ -140,7 +140,7 @@ mod tests {
     fn a_killed_child_is_told_from_one_that_ended() {
         // SAFETY: a signal to itself.
         let child = Child::start(|_| unsafe { libc::raise(libc::SIGKILL) } as u8).unwrap();
-        assert_eq!(child.wait().unwrap().0, Ended::Killed(libc::SIGKILL));
+        assert_eq!(child.wait().unwrap().0, ChildExit::Killed(libc::SIGKILL));
     }
 
     #[test]
@@ -150,7 +150,7 @@ mod tests {
             value += 1;
             value
         });
-        assert_eq!(child.unwrap().wait().unwrap().0, Ended::Status(2));
+        assert_eq!(child.unwrap().wait().unwrap().0, ChildExit::Status(2));
         assert_eq!(value, 1);
     }
 

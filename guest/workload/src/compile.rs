@@ -11,7 +11,7 @@
 use std::path::PathBuf;
 
 use crate::area::Area;
-use crate::child::{self, Child, Ended};
+use crate::child::{self, Child, ChildExit};
 use crate::pattern::{self, Checksum, Random};
 use crate::phases::{self, Phases};
 use crate::{BLOCK, age, block};
@@ -134,9 +134,9 @@ fn heap(mib: u64, seed: u64) -> Result<bool, String> {
         u8::from(!(0..pages).all(is_right))
     });
     match age::ended(child)?.0 {
-        Ended::Status(0) => Ok(true),
-        Ended::Killed(libc::SIGKILL) => Ok(false),
-        Ended::Status(1) => Err(format!("a page of {mib} MiB is not as it was stored")),
+        ChildExit::Status(0) => Ok(true),
+        ChildExit::Killed(libc::SIGKILL) => Ok(false),
+        ChildExit::Status(1) => Err(format!("a page of {mib} MiB is not as it was stored")),
         ended => Err(format!("the process of a unit ended with {ended:?}")),
     }
 }

@@ -33,7 +33,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 /// Action of the guest while requests are held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Act {
+pub enum HeldAction {
     /// Nothing.
     Wait,
     /// Clear Bus Master and set it again.
@@ -44,7 +44,7 @@ pub enum Act {
     PowerOff,
 }
 
-impl Act {
+impl HeldAction {
     /// Returns its name in options.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -138,16 +138,17 @@ pub struct HeldConfig {
     /// Kinds of the requests that are held.
     pub kinds: Vec<Kind>,
     /// Action while they are held.
-    pub act: Act,
+    pub act: HeldAction,
 }
 
-/// Executes a run in step with the host. Does not return from an [`Act::PowerOff`] that works.
+/// Executes a run in step with the host. Does not return from an [`HeldAction::PowerOff`] that
+/// works.
 ///
 /// # Errors
 /// A description of the first error.
 pub fn run(config: &HeldConfig) -> Result<(), String> {
     let verdict = match config.act {
-        Act::Reset => reset(config),
+        HeldAction::Reset => reset(config),
         _ => through_kernel(config),
     };
     let text = verdict.as_ref().err().map_or("ok", String::as_str);
@@ -215,7 +216,7 @@ impl HeldConfig {
     }
 }
 
-type Ended = (Kind, Result<(), String>);
+type RequestResult = (Kind, Result<(), String>);
 
 /// Executes every action but a reset: the requests are those of the kernel's driver.
 fn through_kernel(config: &HeldConfig) -> Result<(), String> {
@@ -223,7 +224,7 @@ fn through_kernel(config: &HeldConfig) -> Result<(), String> {
     config.verified_io(blocks.before())?;
     let function = Function::of_disk(&config.disk).map_err(|e| e.to_string())?;
     config.ask("ready")?;
-    let (send, ended) = channel::<Ended>();
+    let (send, ended) = channel::<RequestResult>();
     for kind in config.kinds.iter().copied() {
         let (config, send) = (config.clone(), send.clone());
         // Not joined: a request that never ends must not delay the verdict.
@@ -238,15 +239,15 @@ fn through_kernel(config: &HeldConfig) -> Result<(), String> {
     let start = Instant::now();
     config.say("acting");
     match config.act {
-        Act::Wait | Act::Reset => {}
-        Act::BusMaster => {
+        HeldAction::Wait | HeldAction::Reset => {}
+        HeldAction::BusMaster => {
             for on in [false, true] {
                 function.set_bus_master(on).map_err(|e| e.to_string())?;
                 let ms = start.elapsed().as_millis();
                 config.say(&format!("acted: bus-master={} ms={ms}", u8::from(on)));
             }
         }
-        Act::PowerOff => return power_off(),
+        HeldAction::PowerOff => return power_off(),
     }
     // A request that never ended holds the file, so no block is read back before all have ended.
     collect(config, &ended, start)?;
@@ -261,7 +262,11 @@ fn through_kernel(config: &HeldConfig) -> Result<(), String> {
 }
 
 /// Waits for every request, and prints how each ended.
-fn collect(config: &HeldConfig, ended: &Receiver<Ended>, start: Instant) -> Result<(), String> {
+fn collect(
+    config: &HeldConfig,
+    ended: &Receiver<RequestResult>,
+    start: Instant,
+) -> Result<(), String> {
     let mut missing = config.kinds.clone();
     let mut wrong = Vec::new();
     while !missing.is_empty() {
@@ -389,7 +394,7 @@ pub fn check_disk(
     disk: &[u8],
     blocks: Blocks,
     seed: u64,
-    act: Act,
+    act: HeldAction,
     kinds: &[Kind],
 ) -> Result<(), String> {
     let content = |number: u64| {
@@ -403,15 +408,15 @@ pub fn check_disk(
     };
     has(blocks.before())?;
     match act {
-        Act::Wait | Act::BusMaster => {
+        HeldAction::Wait | HeldAction::BusMaster => {
             has(blocks.after())?;
             if kinds.contains(&Kind::Write) {
                 has(blocks.held())?;
             }
         }
         // The held write was not acknowledged: it may be done or not.
-        Act::Reset | Act::PowerOff => {
-            if act == Act::Reset {
+        HeldAction::Reset | HeldAction::PowerOff => {
+            if act == HeldAction::Reset {
                 has(blocks.after())?;
             }
             check_done_or_not(content(blocks.held())?, blocks, seed)?;
@@ -454,7 +459,7 @@ mod tests {
         disk
     }
 
-    fn check(disk: &[u8], act: Act) -> Result<(), String> {
+    fn check(disk: &[u8], act: HeldAction) -> Result<(), String> {
         check_disk(disk, RUN, SEED, act, &Kind::ALL)
     }
 
@@ -473,34 +478,37 @@ mod tests {
     #[test]
     fn an_acknowledged_write_that_is_lost_is_found() {
         let whole = disk(&[RUN.held(), RUN.before(), RUN.after()]);
-        assert_eq!(check(&whole, Act::BusMaster), Ok(()));
+        assert_eq!(check(&whole, HeldAction::BusMaster), Ok(()));
         for lost in [RUN.held(), RUN.before(), RUN.after()] {
             let rest: Vec<u64> = [RUN.held(), RUN.before(), RUN.after()]
                 .into_iter()
                 .filter(|number| *number != lost)
                 .collect();
-            assert!(check(&disk(&rest), Act::BusMaster).is_err(), "block {lost}");
+            assert!(
+                check(&disk(&rest), HeldAction::BusMaster).is_err(),
+                "block {lost}"
+            );
         }
     }
 
     #[test]
     fn a_held_write_may_be_lost_at_power_off_but_not_torn() {
         let lost = disk(&[RUN.before()]);
-        assert_eq!(check(&lost, Act::PowerOff), Ok(()));
+        assert_eq!(check(&lost, HeldAction::PowerOff), Ok(()));
         assert_eq!(
-            check(&disk(&[RUN.before(), RUN.held()]), Act::PowerOff),
+            check(&disk(&[RUN.before(), RUN.held()]), HeldAction::PowerOff),
             Ok(())
         );
         let mut torn = lost;
         torn[RUN.held() as usize * BLOCK + 100] ^= 1;
-        assert!(check(&torn, Act::PowerOff).is_err());
+        assert!(check(&torn, HeldAction::PowerOff).is_err());
     }
 
     #[test]
     fn a_stray_write_is_found() {
         let mut disk = disk(&[RUN.held(), RUN.before(), RUN.after()]);
         disk[RUN.read() as usize * BLOCK] ^= 1;
-        assert!(check(&disk, Act::Wait).is_err());
+        assert!(check(&disk, HeldAction::Wait).is_err());
     }
 
     #[test]

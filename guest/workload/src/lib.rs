@@ -23,7 +23,7 @@ pub mod deep;
 pub mod device;
 pub mod driver;
 pub mod echo;
-mod ended;
+mod end_event;
 pub mod episodes;
 pub mod function;
 pub mod held;

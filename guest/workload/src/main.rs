@@ -23,7 +23,7 @@ use workload::compile::{self, CompileConfig};
 use workload::compress::{self, CompressConfig};
 use workload::device::{self, Buffer};
 use workload::episodes::EpisodesConfig;
-use workload::held::{self, Act, Blocks, HeldConfig};
+use workload::held::{self, Blocks, HeldAction, HeldConfig};
 use workload::marker::Markers;
 use workload::mixed::{self, Event, MixedConfig};
 use workload::pattern;
@@ -305,12 +305,16 @@ fn check_pattern(options: &mut Options) -> Result<(), Failure> {
 }
 
 fn hold(options: &mut Options) -> Result<(), Failure> {
-    let asked: Vec<Act> = [Act::BusMaster, Act::Reset, Act::PowerOff]
-        .into_iter()
-        .filter(|act| options.flag(act.name()))
-        .collect();
+    let asked: Vec<HeldAction> = [
+        HeldAction::BusMaster,
+        HeldAction::Reset,
+        HeldAction::PowerOff,
+    ]
+    .into_iter()
+    .filter(|act| options.flag(act.name()))
+    .collect();
     let act = match *asked {
-        [] => Act::Wait,
+        [] => HeldAction::Wait,
         [act] => act,
         _ => return Err(Failure::Usage("one of the three acts at a time".into())),
     };

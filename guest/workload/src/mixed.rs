@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use crate::BLOCK;
 use crate::block;
 use crate::device::{self, Buffer, Trim};
-use crate::ended::Ended;
+use crate::end_event::EndEvent;
 use crate::pattern::Random;
 use crate::stall::{Acks, Stall};
 
@@ -121,7 +121,7 @@ pub fn run(path: &Path, config: &MixedConfig, listener: &Listener<'_>) -> io::Re
     let shared = Shared::new(&file, config, listener);
     let deadline = Instant::now() + config.duration;
     let total = Mutex::new(MixedReport::default());
-    let ended = Ended::default();
+    let ended = EndEvent::default();
     let work = |number| {
         let mut worker = Worker::new(&shared, number, each);
         while Instant::now() < deadline {

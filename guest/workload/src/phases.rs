@@ -8,7 +8,7 @@
 
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
 
-use crate::child::{self, Child, Ended};
+use crate::child::{self, Child, ChildExit};
 use crate::{age, marker};
 
 /// Largest number of phases: as many markers as there are before [`marker::ALLOC`].
@@ -85,14 +85,14 @@ pub(crate) fn run(
 }
 
 /// Returns the result that a child's end stands for.
-fn verdict(ended: Ended, said: &[u8]) -> Result<Option<u64>, String> {
+fn verdict(ended: ChildExit, said: &[u8]) -> Result<Option<u64>, String> {
     match ended {
-        Ended::Status(0) => {
+        ChildExit::Status(0) => {
             let sum = said.try_into().map_err(|_| "the child said no checksum")?;
             Ok(Some(u64::from_le_bytes(sum)))
         }
-        Ended::Status(SHORT) | Ended::Killed(libc::SIGKILL) => Ok(None),
-        Ended::Status(WRONG) => Err(String::from_utf8_lossy(said).into_owned()),
+        ChildExit::Status(SHORT) | ChildExit::Killed(libc::SIGKILL) => Ok(None),
+        ChildExit::Status(WRONG) => Err(String::from_utf8_lossy(said).into_owned()),
         ended => Err(format!("the child that works ended with {ended:?}")),
     }
 }
@@ -127,8 +127,8 @@ mod tests {
             Ok(None)
         };
         assert_eq!(marks(3, short), (vec![16, 17, 18, 35], Ok(None)));
-        assert_eq!(verdict(Ended::Killed(libc::SIGKILL), b""), Ok(None));
-        assert!(verdict(Ended::Killed(libc::SIGSEGV), b"").is_err());
+        assert_eq!(verdict(ChildExit::Killed(libc::SIGKILL), b""), Ok(None));
+        assert!(verdict(ChildExit::Killed(libc::SIGSEGV), b"").is_err());
     }
 
     #[test]

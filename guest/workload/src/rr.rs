@@ -20,7 +20,7 @@ pub const BYTES_MAX: usize = 1400;
 
 /// Transport of the requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Carrier {
+pub enum Transport {
     /// One TCP connection.
     Tcp,
     /// Datagrams.
@@ -31,7 +31,7 @@ pub enum Carrier {
 #[derive(Debug, Clone, Copy)]
 pub struct RrConfig {
     /// Their transport.
-    pub carrier: Carrier,
+    pub carrier: Transport,
     /// Bytes of each request, and of its answer: 1 to [`BYTES_MAX`].
     pub bytes: usize,
     /// Windows of answers.
@@ -58,7 +58,7 @@ pub fn run(to: SocketAddr, config: &RrConfig, mark: &dyn Fn(u8)) -> io::Result<(
         return Err(io::Error::new(ErrorKind::InvalidInput, text));
     }
     match carrier {
-        Carrier::Tcp => {
+        Transport::Tcp => {
             let mut stream = TcpStream::connect_timeout(&to, wait)?;
             stream.set_nodelay(true)?;
             stream.set_read_timeout(Some(wait))?;
@@ -74,7 +74,7 @@ pub fn run(to: SocketAddr, config: &RrConfig, mark: &dyn Fn(u8)) -> io::Result<(
                 stream.read_exact(answer).map(|()| bytes)
             })
         }
-        Carrier::Udp => {
+        Transport::Udp => {
             let socket = echo::connected(to, wait)?;
             exchange(bytes, &windows, mark, |request, answer| {
                 socket.send(request)?;
@@ -119,7 +119,7 @@ mod tests {
 
     const WAIT: Duration = Duration::from_secs(5);
 
-    fn config(carrier: Carrier, bytes: usize) -> RrConfig {
+    fn config(carrier: Transport, bytes: usize) -> RrConfig {
         RrConfig {
             carrier,
             bytes,
@@ -130,9 +130,9 @@ mod tests {
 
     /// Starts a peer of one connection or of 16 datagrams; `change` receives each datagram and its
     /// number, from 1.
-    fn peer(carrier: Carrier, change: fn(usize, &mut Vec<u8>)) -> SocketAddr {
+    fn peer(carrier: Transport, change: fn(usize, &mut Vec<u8>)) -> SocketAddr {
         match carrier {
-            Carrier::Tcp => {
+            Transport::Tcp => {
                 let listener = TcpListener::bind("127.0.0.1:0").unwrap();
                 let address = listener.local_addr().unwrap();
                 thread::spawn(move || {
@@ -142,7 +142,7 @@ mod tests {
                 });
                 address
             }
-            Carrier::Udp => {
+            Transport::Udp => {
                 echo::tests::server(16, move |before, answer| change(before + 1, answer))
             }
         }
@@ -150,7 +150,7 @@ mod tests {
 
     #[test]
     fn windows_count_answers_of_either_carrier() {
-        for carrier in [Carrier::Tcp, Carrier::Udp] {
+        for carrier in [Transport::Tcp, Transport::Udp] {
             for bytes in [1, 64, BYTES_MAX] {
                 let marks = RefCell::new(Vec::new());
                 let to = peer(carrier, |_, _| {});
@@ -168,8 +168,8 @@ mod tests {
             |number, answer| answer.truncate(usize::from(number != 4)),
         ];
         for change in changes {
-            let to = peer(Carrier::Udp, change);
-            let error = run(to, &config(Carrier::Udp, 1), &|_| {}).unwrap_err();
+            let to = peer(Transport::Udp, change);
+            let error = run(to, &config(Transport::Udp, 1), &|_| {}).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidData, "{error}");
         }
     }
@@ -178,13 +178,13 @@ mod tests {
     fn a_request_has_its_size_and_its_time() {
         let to = SocketAddr::from(([127, 0, 0, 1], 9));
         for bytes in [0, BYTES_MAX + 1] {
-            let error = run(to, &config(Carrier::Udp, bytes), &|_| {}).unwrap_err();
+            let error = run(to, &config(Transport::Udp, bytes), &|_| {}).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidInput);
         }
         let silent = UdpSocket::bind("127.0.0.1:0").unwrap();
         let config = RrConfig {
             wait: Duration::from_millis(100),
-            ..config(Carrier::Udp, 1)
+            ..config(Transport::Udp, 1)
         };
         let error = run(silent.local_addr().unwrap(), &config, &|_| {}).unwrap_err();
         assert!(

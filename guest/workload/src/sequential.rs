@@ -17,7 +17,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use crate::age::{self, MIB};
-use crate::child::{self, Child, Ended};
+use crate::child::{self, Child, ChildExit};
 use crate::memory::{Memory, PAGE};
 use crate::{BLOCK, block, device, marker, pattern};
 
@@ -171,11 +171,11 @@ fn alloc(config: &SequentialConfig, filled: &mut dyn FnMut()) -> Result<Event, S
 }
 
 /// Returns the event or error that a child's end stands for.
-fn alloc_ended(ended: Ended, said: &[u8], pages: u64, seed: u64) -> Result<Event, String> {
+fn alloc_ended(ended: ChildExit, said: &[u8], pages: u64, seed: u64) -> Result<Event, String> {
     match ended {
-        Ended::Status(0) => Ok(Event::Alloc { pages }),
-        Ended::Killed(libc::SIGKILL) => Ok(Event::AllocKilled),
-        Ended::Status(1) => Err(wrong_page(said, seed)),
+        ChildExit::Status(0) => Ok(Event::Alloc { pages }),
+        ChildExit::Killed(libc::SIGKILL) => Ok(Event::AllocKilled),
+        ChildExit::Status(1) => Err(wrong_page(said, seed)),
         ended => Err(format!("the child of phase alloc ended with {ended:?}")),
     }
 }
@@ -344,19 +344,19 @@ mod tests {
             "{}",
             wrong_page(&said, SEED)
         );
-        let told = alloc_ended(Ended::Status(1), &said, 4, SEED);
+        let told = alloc_ended(ChildExit::Status(1), &said, 4, SEED);
         assert_eq!(told, Err(wrong_page(&said, SEED)));
-        assert!(alloc_ended(Ended::Status(1), b"", 4, SEED).is_err());
+        assert!(alloc_ended(ChildExit::Status(1), b"", 4, SEED).is_err());
         memory.give_back(1..2).unwrap();
         assert_eq!(first_wrong(&memory, SEED), Some(1));
     }
 
     #[test]
     fn a_child_that_memory_was_short_for_is_no_failure_and_another_signal_is() {
-        let ended = |signal| alloc_ended(Ended::Killed(signal), b"", 4, SEED);
+        let ended = |signal| alloc_ended(ChildExit::Killed(signal), b"", 4, SEED);
         assert_eq!(ended(libc::SIGKILL), Ok(Event::AllocKilled));
         assert!(ended(libc::SIGSEGV).unwrap_err().contains("Killed(11)"));
-        assert!(alloc_ended(Ended::Status(101), b"", 4, SEED).is_err());
+        assert!(alloc_ended(ChildExit::Status(101), b"", 4, SEED).is_err());
     }
 
     #[test]

@@ -60,7 +60,7 @@ pub fn serve(peer: SocketAddr, config: &WebConfig, mark: &dyn Fn(u8)) -> io::Res
     let listener = listen(wait)?;
     let mut control = TcpStream::connect_timeout(&peer, wait)?;
     control.set_read_timeout(Some(wait))?;
-    let order = Order {
+    let order = ConnectRequest {
         port: listener.local_addr()?.port(),
         connections,
     };
@@ -108,12 +108,12 @@ fn listen(wait: Duration) -> io::Result<TcpListener> {
 
 /// Request behind the header: the port to connect to, and the number of connections at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Order {
+struct ConnectRequest {
     port: u16,
     connections: u64,
 }
 
-impl Order {
+impl ConnectRequest {
     const LEN: usize = 16;
 
     fn bytes(self) -> [u8; Self::LEN] {
@@ -144,9 +144,10 @@ pub fn answer(
     transactions: u64,
     wait: Duration,
 ) -> io::Result<u64> {
-    let mut bytes = [0; Order::LEN];
+    let mut bytes = [0; ConnectRequest::LEN];
     control.read_exact(&mut bytes)?;
-    let order = Order::of(&bytes).ok_or_else(|| invalid("an order out of range".into()))?;
+    let order =
+        ConnectRequest::of(&bytes).ok_or_else(|| invalid("an order out of range".into()))?;
     let to = SocketAddr::from((server, order.port));
     // Relaxed: joining the threads orders everything else.
     let (left, right) = (AtomicU64::new(transactions), AtomicU64::new(0));
@@ -221,10 +222,10 @@ mod tests {
 
     /// Receives header and order, and returns the server's address.
     fn order(stream: &mut TcpStream) -> SocketAddr {
-        let mut bytes = [0; Header::LEN + Order::LEN];
+        let mut bytes = [0; Header::LEN + ConnectRequest::LEN];
         stream.read_exact(&mut bytes).unwrap();
         let (_, order) = bytes.split_last_chunk().unwrap();
-        let order = Order::of(order).unwrap();
+        let order = ConnectRequest::of(order).unwrap();
         (Ipv4Addr::LOCALHOST, order.port).into()
     }
 
@@ -294,19 +295,19 @@ mod tests {
 
     #[test]
     fn orders_out_of_range_are_refused() {
-        let right = Order {
+        let right = ConnectRequest {
             port: 80,
             connections: 100,
         };
-        assert_eq!(Order::of(&right.bytes()), Some(right));
+        assert_eq!(ConnectRequest::of(&right.bytes()), Some(right));
         let words = |port: u64, connections: u64| {
-            let mut bytes = [0; Order::LEN];
+            let mut bytes = [0; ConnectRequest::LEN];
             bytes[..8].copy_from_slice(&port.to_le_bytes());
             bytes[8..].copy_from_slice(&connections.to_le_bytes());
             bytes
         };
         for (port, connections) in [(0, 1), (1 << 16, 1), (80, 0), (80, CONNECTIONS_MAX + 1)] {
-            assert_eq!(Order::of(&words(port, connections)), None);
+            assert_eq!(ConnectRequest::of(&words(port, connections)), None);
         }
         for connections in [0, CONNECTIONS_MAX + 1] {
             let to = SocketAddr::from(([127, 0, 0, 1], 9));

@@ -14,7 +14,7 @@ use workload::echo::{self, EchoConfig};
 use workload::marker::{self, Markers, Windows};
 use workload::nic::NicCounts;
 use workload::pattern::{Checksum, Random};
-use workload::rr::{self, Carrier, RrConfig};
+use workload::rr::{self, RrConfig, Transport};
 use workload::stream::{self, Direction, StreamConfig};
 use workload::web::{self, WebConfig};
 use workload::{BLOCK, peer};
@@ -296,8 +296,8 @@ pub fn rr(options: &mut Options) -> Result<(), Failure> {
     let count = options.number("count", Some(1000))?;
     let config = RrConfig {
         carrier: match options.flag("udp") {
-            true => Carrier::Udp,
-            false => Carrier::Tcp,
+            true => Transport::Udp,
+            false => Transport::Tcp,
         },
         bytes: as_usize(options.number("bytes", Some(1))?),
         windows: windows(options, count)?,

@@ -28,7 +28,7 @@ use crate::acked::{OWNED, Record, WRITERS};
 use crate::device::{self, Buffer};
 use crate::driver::{Driver, Request, SLOTS};
 use crate::function::Function;
-use crate::held::{self, Act};
+use crate::held::{self, HeldAction};
 use crate::pattern::Random;
 use crate::{BLOCK, console};
 
@@ -154,17 +154,18 @@ impl Session {
     fn act(&mut self, act: &str) -> Result<(), String> {
         let start = Instant::now();
         self.say("acting");
-        if act == Act::PowerOff.name() {
+        if act == HeldAction::PowerOff.name() {
             if let Engine::Kernel(load) = &self.engine {
                 load.power_goes();
             }
             return held::power_off();
-        } else if act == Act::BusMaster.name() {
+        } else if act == HeldAction::BusMaster.name() {
             let function = self.function()?;
             for on in [false, true] {
                 function.set_bus_master(on).map_err(|e| e.to_string())?;
             }
-        } else if let (true, Engine::Driver(driver)) = (act == Act::Reset.name(), &mut self.engine)
+        } else if let (true, Engine::Driver(driver)) =
+            (act == HeldAction::Reset.name(), &mut self.engine)
         {
             driver.reset().map_err(|e| e.to_string())?;
             // The device must not write this memory from here on.

@@ -43,7 +43,7 @@ use std::time::{Duration, Instant};
 
 use crate::age::{self, MIB};
 use crate::device;
-use crate::ended::Ended;
+use crate::end_event::EndEvent;
 
 pub use kinds::{Count, Counts, Kind, Phase};
 
@@ -231,7 +231,7 @@ struct Run<'a> {
 impl Run<'_> {
     /// Runs all threads to their ends.
     fn all(&self, parts: &[Part], every: Duration) {
-        let ended = Ended::default();
+        let ended = EndEvent::default();
         thread::scope(|scope| {
             let threads: Vec<_> = parts
                 .iter()

@@ -13,14 +13,14 @@ use crate::device::{self, Trim};
 
 /// Path of a request to the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum IoPath {
     /// Through the page cache.
     Cached,
     /// Direct I/O.
     Direct,
 }
 
-impl Way {
+impl IoPath {
     pub fn name(self) -> &'static str {
         match self {
             Self::Cached => "read through the page cache",
@@ -102,20 +102,20 @@ impl Shared {
     }
 
     /// Reads from byte `at` on.
-    pub fn read(&self, way: Way, at: u64, data: &mut [u8]) -> Result<(), String> {
+    pub fn read(&self, way: IoPath, at: u64, data: &mut [u8]) -> Result<(), String> {
         self.by(way, |file| file.read_exact_at(data, at))
             .map_err(|error| failed("read", way, at, &error))
     }
 
     /// Writes from byte `at` on.
-    pub fn write(&self, way: Way, at: u64, data: &[u8]) -> Result<(), String> {
+    pub fn write(&self, way: IoPath, at: u64, data: &[u8]) -> Result<(), String> {
         self.by(way, |file| file.write_all_at(data, at))
             .map_err(|error| failed("write", way, at, &error))
     }
 
-    fn by(&self, way: Way, request: impl FnOnce(&File) -> io::Result<()>) -> io::Result<()> {
+    fn by(&self, way: IoPath, request: impl FnOnce(&File) -> io::Result<()>) -> io::Result<()> {
         match (way, &self.direct) {
-            (Way::Direct, Some(direct)) => {
+            (IoPath::Direct, Some(direct)) => {
                 let _held = self
                     .direct_requests
                     .read()
@@ -177,7 +177,7 @@ impl Shared {
     }
 }
 
-fn failed(what: &str, way: Way, at: u64, error: &io::Error) -> String {
+fn failed(what: &str, way: IoPath, at: u64, error: &io::Error) -> String {
     let block = at / BLOCK as u64;
     format!("{what} of block {block} ({way:?}): {error}")
 }

@@ -11,9 +11,9 @@
 //!
 //! Left out: configuration fields that a driver must not write; hosts other than QEMU's TCG.
 
+mod case_log;
 mod qemu;
 mod rules;
-mod seen;
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -28,8 +28,8 @@ use super::figures::Figures;
 use crate::system::guest::{Driver, Guest, Mode};
 use crate::system::host::{GuestModule, Host, Kernels};
 use crate::system::workloads;
+use case_log::{CaseLog, Verdict};
 use rules::{RULES, Rule};
-use seen::{Seen, Verdict};
 
 /// Name of this row.
 pub(super) const NAME: &str = "spec";
@@ -55,7 +55,7 @@ impl Verdicts {
     ///
     /// # Errors
     /// A case is in one of the lists only: they are of different versions.
-    fn of(seen: &Seen) -> Result<Self> {
+    fn of(seen: &CaseLog) -> Result<Self> {
         for name in seen.steps.keys() {
             let is_known = RULES.iter().any(|rule| rule.name == name);
             ensure!(
@@ -66,7 +66,7 @@ impl Verdicts {
         let judged = RULES.iter().map(|rule| {
             let steps = seen.steps.get(rule.name);
             let steps = steps.with_context(|| format!("the module did not run {}", rule.name))?;
-            Ok((rule.name, seen::judge(rule.expected, steps)))
+            Ok((rule.name, case_log::judge(rule.expected, steps)))
         });
         Ok(Self(judged.collect::<Result<_>>()?))
     }
@@ -213,7 +213,7 @@ pub fn ours(host: &Host) -> Result<Verdicts> {
     guest.limit = LIMIT;
     workloads::add_network(&mut guest);
     let outcome = guest.try_run(host)?;
-    let seen = Seen::of(&outcome.console);
+    let seen = CaseLog::of(&outcome.console);
     if let Some((_, name)) = seen.unfinished.as_ref().filter(|_| !seen.is_done) {
         anyhow::bail!("{name} has no end\n{}", outcome.tail());
     }

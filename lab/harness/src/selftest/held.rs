@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
 use workload::BLOCK;
-use workload::held::{self, Act, Blocks, Kind};
+use workload::held::{self, Blocks, HeldAction, Kind};
 
 use super::case::Case;
 use crate::system::daemon::DaemonPlan;
@@ -30,11 +30,11 @@ const SEED: u64 = 34;
 #[derive(Clone, Copy)]
 struct Run {
     kinds: &'static [Kind],
-    act: Act,
+    act: HeldAction,
 }
 
 /// Returns runs of these requests, with each act in turn; the last one ends the guest.
-fn with_acts(kinds: &'static [Kind], acts: &[Act]) -> Vec<Run> {
+fn with_acts(kinds: &'static [Kind], acts: &[HeldAction]) -> Vec<Run> {
     acts.iter().map(|&act| Run { kinds, act }).collect()
 }
 
@@ -63,7 +63,14 @@ pub fn quick() -> Vec<Case> {
         mode: Mode::Shared,
         dma: "direct",
     };
-    let runs = with_acts(&Kind::ALL, &[Act::BusMaster, Act::Reset, Act::PowerOff]);
+    let runs = with_acts(
+        &Kind::ALL,
+        &[
+            HeldAction::BusMaster,
+            HeldAction::Reset,
+            HeldAction::PowerOff,
+        ],
+    );
     vec![case("a read, a write and a flush", server, runs)]
 }
 
@@ -78,10 +85,10 @@ pub fn soak() -> Vec<Case> {
         run(Mode::Trap, "bounce"),
         Server::Serve,
     ] {
-        let mut acts = vec![Act::Wait, Act::BusMaster, Act::Reset];
+        let mut acts = vec![HeldAction::Wait, HeldAction::BusMaster, HeldAction::Reset];
         // The end of a machine does not wait for requests of another process.
         if let Server::Run { .. } = server {
-            acts.push(Act::PowerOff);
+            acts.push(HeldAction::PowerOff);
         }
         cases.push(case("a read", server, with_acts(&[Kind::Read], &acts)));
         cases.push(case("a write", server, with_acts(&[Kind::Write], &acts)));
@@ -123,7 +130,7 @@ fn script(runs: &[Run]) -> String {
         for kind in run.kinds {
             text.push_str(&format!(" --{}", kind.name()));
         }
-        if run.act != Act::Wait {
+        if run.act != HeldAction::Wait {
             text.push_str(&format!(" --{}", run.act.name()));
         }
         text
@@ -190,7 +197,7 @@ fn go_through(
         took.as_secs()
     );
     let script = match runs.last() {
-        Some(run) if run.act == Act::PowerOff => None,
+        Some(run) if run.act == HeldAction::PowerOff => None,
         _ => Some(0),
     };
     outcome.check_script(script)
@@ -198,11 +205,11 @@ fn go_through(
 
 /// Returns whether the guest's act must wait for the storage: the device may still access the
 /// guest's memory, or an old write may reach the disk after a newer one.
-fn must_wait(server: Server, act: Act) -> bool {
+fn must_wait(server: Server, act: HeldAction) -> bool {
     match (server, act) {
         // Requests whose data go through buffers of ours access no guest memory while the device is
         // stopped.
-        (Server::Run { dma, .. }, Act::BusMaster) => dma != "bounce",
+        (Server::Run { dma, .. }, HeldAction::BusMaster) => dma != "bounce",
         _ => true,
     }
 }
@@ -236,7 +243,7 @@ fn hold(
         false => ensure!(acted, "the act waited for requests that reach no memory"),
     }
     storage.release()?;
-    if run.act == Act::PowerOff {
+    if run.act == HeldAction::PowerOff {
         return Ok(());
     }
     let verdict = guest.wait_for_line(&word("over:"))?;

@@ -16,16 +16,16 @@ use super::{PHASED_WAYS, WAYS};
 use crate::demo::median;
 use crate::swap_lab::experiment::Run;
 use crate::swap_lab::figures::moved;
+use crate::swap_lab::memory_config::{LIMIT, MEMORY, MemoryConfig};
 use crate::swap_lab::watch::Disks;
-use crate::swap_lab::way::{LIMIT, MEMORY, Way};
 use crate::system::host::Host;
 
 /// Results measured so far.
 #[derive(Default)]
 pub struct Figures {
     conditions: BTreeMap<String, Value>,
-    runs: BTreeMap<(Work, Way), Vec<Run>>,
-    phased: BTreeMap<Way, Vec<Phased>>,
+    runs: BTreeMap<(Work, MemoryConfig), Vec<Run>>,
+    phased: BTreeMap<MemoryConfig, Vec<Phased>>,
     failed: Vec<String>,
 }
 
@@ -60,7 +60,7 @@ impl Figures {
 
     /// # Errors
     /// Another run of the same work found another checksum.
-    pub fn add(&mut self, work: Work, way: Way, run: Run) -> Result<()> {
+    pub fn add(&mut self, work: Work, way: MemoryConfig, run: Run) -> Result<()> {
         if let Some(done) = &run.done {
             let same = self.runs.iter().filter(|((other, _), _)| *other == work);
             let mut others = same
@@ -75,12 +75,12 @@ impl Figures {
         Ok(())
     }
 
-    pub fn add_phased(&mut self, way: Way, run: Phased) {
+    pub fn add_phased(&mut self, way: MemoryConfig, run: Phased) {
         self.phased.entry(way).or_default().push(run);
     }
 
     /// Notes that a run failed.
-    pub fn failed(&mut self, way: Way, error: &anyhow::Error) {
+    pub fn failed(&mut self, way: MemoryConfig, error: &anyhow::Error) {
         self.failed.push(format!("{}: {error:#}", way.name()));
     }
 
@@ -89,19 +89,19 @@ impl Figures {
     }
 
     /// Returns the median over rounds of a sum over phases; `None` if it did not run.
-    fn pages(&self, work: Work, way: Way, count: Count) -> Option<f64> {
+    fn pages(&self, work: Work, way: MemoryConfig, count: Count) -> Option<f64> {
         let runs = self.runs.get(&(work, way))?;
         let sum = |run: &Run| run.phases.iter().map(count).sum::<u64>() as f64;
         Some(median(runs.iter().map(sum).collect()))
     }
 
-    fn is_killed(&self, work: Work, way: Way) -> bool {
+    fn is_killed(&self, work: Work, way: MemoryConfig) -> bool {
         let runs = self.runs.get(&(work, way));
         runs.is_some_and(|runs| runs.iter().any(|run| run.is_killed))
     }
 
     /// Returns the median over runs of a count of the disks in one round of four guests.
-    fn in_round(&self, way: Way, round: usize, count: Count) -> Option<f64> {
+    fn in_round(&self, way: MemoryConfig, round: usize, count: Count) -> Option<f64> {
         let runs = self.phased.get(&way)?;
         let of = |run: &Phased| run.rounds.get(round).map_or(0, count) as f64;
         Some(median(runs.iter().map(of).collect()))
@@ -145,11 +145,12 @@ impl Figures {
                 plots.push((file, plot(&series)));
             }
         };
-        let series = |ways: &[Way], of: &dyn Fn(Way) -> Vec<Option<f64>>| -> Vec<Series> {
-            ways.iter()
-                .map(|way| Series::new(way.name(), of(*way)))
-                .collect()
-        };
+        let series =
+            |ways: &[MemoryConfig], of: &dyn Fn(MemoryConfig) -> Vec<Option<f64>>| -> Vec<Series> {
+                ways.iter()
+                    .map(|way| Series::new(way.name(), of(*way)))
+                    .collect()
+            };
         let limits = LIMITS.map(|limit| format!("{limit} MiB"));
         let limits: Vec<&str> = limits.iter().map(String::as_str).collect();
         for (file, title, count) in [
@@ -223,7 +224,7 @@ impl Figures {
     /// Returns the pages that the pager knew to be backed by blocks, and the guest's page cache,
     /// behind each phase of the first run with a pager.
     fn tracked(&self, work: Work) -> Vec<Sample> {
-        let runs = self.runs.get(&(work, Way::Both));
+        let runs = self.runs.get(&(work, MemoryConfig::Both));
         let Some((run, windows)) =
             runs.and_then(|runs| Some((&runs[0], runs[0].windows.as_ref()?)))
         else {
@@ -265,7 +266,7 @@ impl Figures {
             }
             text.push('\n');
         };
-        let names = |ways: &[Way]| ways.iter().map(|way| way.name().to_owned()).collect();
+        let names = |ways: &[MemoryConfig]| ways.iter().map(|way| way.name().to_owned()).collect();
         let ran: std::collections::BTreeSet<Work> = self.runs.keys().map(|it| it.0).collect();
         if !ran.is_empty() {
             row(&mut text, "", names(&WAYS));
@@ -404,7 +405,7 @@ mod tests {
             killed: 1,
             ballooned: 0,
         };
-        figures.add_phased(Way::Both, run);
+        figures.add_phased(MemoryConfig::Both, run);
         let plots = figures.plots();
         assert_eq!(plots.len(), 1);
         assert!(plots[0].1.contains("<polyline"));

@@ -27,7 +27,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::swap_lab::experiment;
 use crate::swap_lab::files::Files;
-use crate::swap_lab::way::Way;
+use crate::swap_lab::memory_config::MemoryConfig;
 use crate::swap_lab::{KERNEL, STORE};
 use crate::system::host::Host;
 use figures::Figures;
@@ -51,7 +51,7 @@ pub struct SwapFiguresArgs {
     only: Vec<Section>,
     /// Only these ways: of baseline, balloon, both and, with four guests, balloon-both.
     #[arg(long, value_enum, value_delimiter = ',')]
-    ways: Vec<Way>,
+    ways: Vec<MemoryConfig>,
 }
 
 /// A section.
@@ -72,13 +72,22 @@ enum Section {
 }
 
 /// Ways that are compared.
-const WAYS: [Way; 3] = [Way::Baseline, Way::Balloon, Way::Both];
+const WAYS: [MemoryConfig; 3] = [
+    MemoryConfig::Baseline,
+    MemoryConfig::Balloon,
+    MemoryConfig::Both,
+];
 /// Ways that are compared with four guests.
-const PHASED_WAYS: [Way; 4] = [Way::Baseline, Way::Balloon, Way::Both, Way::BalloonBoth];
+const PHASED_WAYS: [MemoryConfig; 4] = [
+    MemoryConfig::Baseline,
+    MemoryConfig::Balloon,
+    MemoryConfig::Both,
+    MemoryConfig::BalloonBoth,
+];
 
 impl Section {
     /// Returns the runs that it needs.
-    fn runs(self) -> Vec<(Work, Way)> {
+    fn runs(self) -> Vec<(Work, MemoryConfig)> {
         let of = |work: Work| WAYS.map(|way| (work, way)).to_vec();
         match self {
             Self::Sweep => works::LIMITS
@@ -86,7 +95,10 @@ impl Section {
                 .map(Work::Read)
                 .flat_map(of)
                 .collect(),
-            Self::Tracked => vec![(Work::Compile, Way::Both), (Work::Compress, Way::Both)],
+            Self::Tracked => vec![
+                (Work::Compile, MemoryConfig::Both),
+                (Work::Compress, MemoryConfig::Both),
+            ],
             Self::Compile => of(Work::Compile),
             Self::Compress => of(Work::Compress),
             Self::Collect => of(Work::Collect),
@@ -99,10 +111,10 @@ impl Section {
 pub fn main(args: &SwapFiguresArgs) -> Result<u8> {
     let start = Instant::now();
     let is_asked = |section| args.only.is_empty() || args.only.contains(&section);
-    let is_wanted = |way: &Way| args.ways.is_empty() || args.ways.contains(way);
+    let is_wanted = |way: &MemoryConfig| args.ways.is_empty() || args.ways.contains(way);
     let sections = <Section as clap::ValueEnum>::value_variants();
     let asked = sections.iter().filter(|section| is_asked(**section));
-    let runs: BTreeSet<(Work, Way)> = asked.flat_map(|section| section.runs()).collect();
+    let runs: BTreeSet<(Work, MemoryConfig)> = asked.flat_map(|section| section.runs()).collect();
     let runs: BTreeSet<_> = runs.into_iter().filter(|(_, way)| is_wanted(way)).collect();
     let has_phased = is_asked(Section::Phased) && PHASED_WAYS.iter().any(is_wanted);
     if runs.is_empty() && !has_phased {
@@ -116,7 +128,7 @@ pub fn main(args: &SwapFiguresArgs) -> Result<u8> {
     let mut figures = Figures::default();
     let write = |figures: &Figures| figures.write(&args.report, start.elapsed());
     for round in 1..=args.rounds {
-        let say = |name: &str, way: Way| {
+        let say = |name: &str, way: MemoryConfig| {
             let rounds = args.rounds;
             eprintln!(
                 "swap-figures: round {round} of {rounds}: {name}, {}",
@@ -151,7 +163,7 @@ pub fn main(args: &SwapFiguresArgs) -> Result<u8> {
     Ok(u8::from(figures.has_failed()))
 }
 
-fn names(ways: &[Way]) -> String {
+fn names(ways: &[MemoryConfig]) -> String {
     let values = ways.iter().filter_map(clap::ValueEnum::to_possible_value);
     let names: Vec<_> = values.map(|value| value.get_name().to_owned()).collect();
     names.join(", ")
@@ -162,8 +174,8 @@ fn names(ways: &[Way]) -> String {
 fn in_lab(
     files: &Files,
     figures: &mut Figures,
-    ways: impl Iterator<Item = Way>,
-    each: impl Fn(&Host, &mut Figures, Way) -> Result<()>,
+    ways: impl Iterator<Item = MemoryConfig>,
+    each: impl Fn(&Host, &mut Figures, MemoryConfig) -> Result<()>,
 ) -> Result<()> {
     let mut lab: Option<Host> = None;
     for way in ways {

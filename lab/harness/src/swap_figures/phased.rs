@@ -21,9 +21,9 @@ use workload::marker;
 
 use crate::swap_lab::STORE;
 use crate::swap_lab::experiment;
+use crate::swap_lab::memory_config::{MEMORY, MemoryConfig};
 use crate::swap_lab::plan::Plan;
 use crate::swap_lab::watch::Disks;
-use crate::swap_lab::way::{MEMORY, Way};
 use crate::system::group::{Group, Most};
 use crate::system::guest::{Guest, Mode, RunningGuest};
 use crate::system::host::Host;
@@ -68,7 +68,7 @@ pub struct Phased {
 ///
 /// # Errors
 /// A guest did not end, or found a wrong byte.
-pub fn run(host: &Host, way: Way) -> Result<Phased> {
+pub fn run(host: &Host, way: MemoryConfig) -> Result<Phased> {
     let swap = |act: &str| {
         let each = STORES.map(|store| act.replace("DISK", &format!("/dev/{store}")));
         host.script(&each.join(" && "))
@@ -84,7 +84,7 @@ pub fn run(host: &Host, way: Way) -> Result<Phased> {
     outcome
 }
 
-fn in_group(host: &Host, way: Way, group: &Group<'_>) -> Result<Phased> {
+fn in_group(host: &Host, way: MemoryConfig, group: &Group<'_>) -> Result<Phased> {
     if !way.has_pager() {
         let bytes = (TOTAL + GUESTS as u64 * OWN) << 20;
         group.set("memory.max", &bytes.to_string())?;
@@ -133,7 +133,7 @@ fn in_group(host: &Host, way: Way, group: &Group<'_>) -> Result<Phased> {
 }
 
 /// Divides the memory between guests of these numbers, unless the host's kernel does.
-fn share(host: &Host, way: Way, numbers: &[usize]) -> Result<()> {
+fn share(host: &Host, way: MemoryConfig, numbers: &[usize]) -> Result<()> {
     if !way.has_pager() {
         return Ok(());
     }
@@ -173,7 +173,7 @@ struct Staged<'a> {
 
 impl<'a> Staged<'a> {
     /// Starts guest `number`, counted from 0.
-    fn start(host: &'a Host, way: Way, group: &Group<'_>, number: usize) -> Result<Self> {
+    fn start(host: &'a Host, way: MemoryConfig, group: &Group<'_>, number: usize) -> Result<Self> {
         let mut guest = Guest::new(Mode::None, plan().script());
         guest.memory = way.memory();
         guest.idle = "sleep";

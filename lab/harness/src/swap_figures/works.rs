@@ -3,8 +3,8 @@
 use workload::marker;
 
 use crate::swap_lab::experiment;
+use crate::swap_lab::memory_config::LIMIT;
 use crate::swap_lab::plan::Plan;
-use crate::swap_lab::way::LIMIT;
 
 /// Resident MiB of the guests of a sweep.
 pub const LIMITS: [u64; 4] = [40, 55, 100, 160];

@@ -7,9 +7,9 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use workload::marker;
 
+use super::memory_config::{LIMIT, MEMORY, MemoryConfig};
 use super::plan::{Cache, Plan};
 use super::watch::Disks;
-use super::way::{LIMIT, MEMORY, Way};
 use super::{count, pages};
 use crate::system::group::{Group, Most};
 use crate::system::guest::{Guest, Mode, Outcome, RunningGuest};
@@ -57,7 +57,7 @@ pub fn plan() -> Plan {
 
 /// Result of a run.
 pub struct Run {
-    way: Way,
+    way: MemoryConfig,
     /// MiB that may be resident.
     limit: u64,
     /// Counts of the disks, by phase.
@@ -132,7 +132,7 @@ pub fn prepare(host: &Host) -> Result<()> {
 ///
 /// # Errors
 /// The guest did not end, or found a wrong byte.
-pub fn run(host: &Host, way: Way, plan: &Plan) -> Result<Run> {
+pub fn run(host: &Host, way: MemoryConfig, plan: &Plan) -> Result<Run> {
     if !way.has_pager() {
         host.script("mkswap /dev/vda && swapon /dev/vda")?;
     }
@@ -144,7 +144,7 @@ pub fn run(host: &Host, way: Way, plan: &Plan) -> Result<Run> {
     outcome
 }
 
-fn in_group(host: &Host, way: Way, plan: &Plan, group: &Group<'_>) -> Result<Run> {
+fn in_group(host: &Host, way: MemoryConfig, plan: &Plan, group: &Group<'_>) -> Result<Run> {
     let script = plan.script();
     // Used before the balloon is inflated: afterwards the guest has less memory than this.
     let age = format!("workload age --mib {AGE}");
@@ -210,7 +210,7 @@ fn in_group(host: &Host, way: Way, plan: &Plan, group: &Group<'_>) -> Result<Run
 }
 
 /// Sets the limit of a guest that has started. Returns the bytes that the VMM uses for itself.
-fn squeeze(host: &Host, way: Way, plan: &Plan, group: &Group<'_>) -> Result<u64> {
+fn squeeze(host: &Host, way: MemoryConfig, plan: &Plan, group: &Group<'_>) -> Result<u64> {
     let all = host.script(&format!("cat {}/memory.current", group.path()))?;
     let all: u64 = all.trim().parse().context("memory.current is a number")?;
     let own = all.saturating_sub(present(host, way, group)?);
@@ -230,7 +230,7 @@ fn squeeze(host: &Host, way: Way, plan: &Plan, group: &Group<'_>) -> Result<u64>
 }
 
 /// Returns the bytes of the guest's memory that are resident on the host.
-fn present(host: &Host, way: Way, group: &Group<'_>) -> Result<u64> {
+fn present(host: &Host, way: MemoryConfig, group: &Group<'_>) -> Result<u64> {
     if way.has_pager() {
         return group.stat("shmem");
     }
@@ -250,7 +250,7 @@ fn present(host: &Host, way: Way, group: &Group<'_>) -> Result<u64> {
 }
 
 /// Waits until the guest's resident memory does not shrink any more.
-fn settle(host: &Host, way: Way, group: &Group<'_>) -> Result<()> {
+fn settle(host: &Host, way: MemoryConfig, group: &Group<'_>) -> Result<()> {
     /// Time between two samples.
     const LOOK: Duration = Duration::from_secs(2);
     let mut before = present(host, way, group)?;

@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 
 use super::beside::Exits;
 use super::experiment::{ITERATIONS, PHASES, Run};
+use super::memory_config::{LIMIT, MEMORY, MemoryConfig};
 use super::watch::Disks;
-use super::way::{LIMIT, MEMORY, Way};
 use crate::demo::{median, rounded};
 use crate::report_file;
 use crate::system::host::Host;
@@ -61,7 +61,7 @@ const BARS: [(&str, Bar); 15] = [
 /// All runs, and their figures.
 pub struct Figures {
     values: BTreeMap<String, Value>,
-    runs: BTreeMap<Way, Vec<Run>>,
+    runs: BTreeMap<MemoryConfig, Vec<Run>>,
     failed: Vec<String>,
     /// Number of failed runs with a pager.
     hangs: u64,
@@ -140,12 +140,12 @@ impl Figures {
         })
     }
 
-    pub fn add(&mut self, way: Way, run: Run) {
+    pub fn add(&mut self, way: MemoryConfig, run: Run) {
         self.runs.entry(way).or_default().push(run);
     }
 
     /// Notes that a run failed.
-    pub fn failed(&mut self, way: Way, error: &anyhow::Error) {
+    pub fn failed(&mut self, way: MemoryConfig, error: &anyhow::Error) {
         self.hangs += u64::from(way.has_pager());
         self.failed.push(format!("{}: {error:#}", way.name()));
     }
@@ -210,13 +210,13 @@ impl Figures {
     }
 
     /// Returns the median over a way's runs; `None` if there is none.
-    fn median(&self, way: Way, of: impl Fn(&Run) -> f64) -> Option<f64> {
+    fn median(&self, way: MemoryConfig, of: impl Fn(&Run) -> f64) -> Option<f64> {
         let runs = self.runs.get(&way)?;
         Some(median(runs.iter().map(of).collect()))
     }
 
     /// Returns the median of one of the pager's counts over all phases.
-    fn counted(&self, way: Way, key: &str) -> Option<f64> {
+    fn counted(&self, way: MemoryConfig, key: &str) -> Option<f64> {
         // A ledger without the key has no such figure.
         self.median(way, |run| run.counted(key).map_or(f64::NAN, |it| it as f64))
             .filter(|value| !value.is_nan())
@@ -224,7 +224,7 @@ impl Figures {
 
     /// Computes the figures of the runs so far.
     pub fn finish(&mut self, wall: Duration) {
-        let decay = self.median(Way::Baseline, growth);
+        let decay = self.median(MemoryConfig::Baseline, growth);
         let figures = [
             self.traffic_figures(),
             vec![("baseline_decay", decay)],
@@ -265,51 +265,54 @@ impl Figures {
         vec![
             (
                 "mapper_vs_baseline_percent",
-                against(Way::Mapper, Way::Baseline, store),
+                against(MemoryConfig::Mapper, MemoryConfig::Baseline, store),
             ),
             (
                 "both_vs_baseline_percent",
-                against(Way::Both, Way::Baseline, store),
+                against(MemoryConfig::Both, MemoryConfig::Baseline, store),
             ),
             (
                 "mapper_vs_baseline_all_pages_percent",
-                against(Way::Mapper, Way::Baseline, all),
+                against(MemoryConfig::Mapper, MemoryConfig::Baseline, all),
             ),
             (
                 "both_vs_baseline_all_pages_percent",
-                against(Way::Both, Way::Baseline, all),
+                against(MemoryConfig::Both, MemoryConfig::Baseline, all),
             ),
             (
                 "mapper_vs_baseline_all_requests_percent",
-                against(Way::Mapper, Way::Baseline, requests),
+                against(MemoryConfig::Mapper, MemoryConfig::Baseline, requests),
             ),
             (
                 "both_vs_baseline_all_requests_percent",
-                against(Way::Both, Way::Baseline, requests),
+                against(MemoryConfig::Both, MemoryConfig::Baseline, requests),
             ),
             (
                 "both_vs_balloon_all_pages",
-                against(Way::Both, Way::Balloon, all).map(|it| it / 100.0),
+                against(MemoryConfig::Both, MemoryConfig::Balloon, all).map(|it| it / 100.0),
             ),
             (
                 "preventer_alloc_percent",
-                percent(allocated(Way::Both), allocated(Way::Mapper)),
+                percent(
+                    allocated(MemoryConfig::Both),
+                    allocated(MemoryConfig::Mapper),
+                ),
             ),
         ]
     }
 
     /// Returns counts of the pager, and shares of them.
     fn counted_figures(&self) -> Vec<Figure> {
-        let both = |key| self.counted(Way::Both, key);
+        let both = |key| self.counted(MemoryConfig::Both, key);
         let sum = |a: Option<f64>, b: Option<f64>| Some(a? + b?);
         vec![
             (
                 "stale_pages_mapper",
-                self.counted(Way::Mapper, "stale_reads"),
+                self.counted(MemoryConfig::Mapper, "stale_reads"),
             ),
             (
                 "stale_pages_control",
-                self.counted(Way::Stale, "stale_reads"),
+                self.counted(MemoryConfig::Stale, "stale_reads"),
             ),
             (
                 "pages_per_image_request",
@@ -340,7 +343,7 @@ impl Figures {
             ("killed_with_pager", over_limit.map(|_| killed)),
             (
                 "pager_cpu_us_per_fault",
-                self.median(Way::Both, us_per_fault),
+                self.median(MemoryConfig::Both, us_per_fault),
             ),
         ]
     }

@@ -16,9 +16,9 @@ mod beside;
 pub(crate) mod experiment;
 pub(crate) mod figures;
 pub(crate) mod files;
+pub(crate) mod memory_config;
 pub(crate) mod plan;
 pub(crate) mod watch;
-pub(crate) mod way;
 
 use std::path::PathBuf;
 use std::time::Instant;
@@ -29,7 +29,7 @@ use lab::packages::Version;
 use crate::system::host::Host;
 use figures::Figures;
 use files::Files;
-use way::Way;
+use memory_config::MemoryConfig;
 
 /// Oldest packaged kernel that traces stores to shared memory (6.7).
 pub(crate) const KERNEL: Version = Version::new(6, 12);
@@ -47,7 +47,7 @@ pub struct SwapLabArgs {
     rounds: u32,
     /// Only these ways.
     #[arg(long, value_enum, value_delimiter = ',')]
-    only: Vec<Way>,
+    only: Vec<MemoryConfig>,
     /// Only what is measured beside the ways: exits, and verified pages.
     #[arg(long, conflicts_with = "only")]
     beside: bool,
@@ -59,7 +59,7 @@ pub fn main(args: &SwapLabArgs) -> Result<u8> {
     let files = Files::make(&[STORE, experiment::IMAGE])?;
     let ways = match args.only.as_slice() {
         _ if args.beside => Vec::new(),
-        [] => Way::ALL.to_vec(),
+        [] => MemoryConfig::ALL.to_vec(),
         only => only.to_vec(),
     };
     let mut figures: Option<Figures> = None;

@@ -3,7 +3,7 @@
 use std::io::{PipeWriter, Write};
 
 use super::{Done, Worker};
-use crate::child::{Child, Ended};
+use crate::child::{Child, ChildExit};
 use crate::memory::PAGE;
 use crate::verify::content::{Base, Content, Found, Patch, Wrong};
 
@@ -35,9 +35,9 @@ impl Worker<'_> {
             self.check_page(*page)?;
         }
         match child.wait() {
-            Ok((Ended::Status(0), _)) => {}
-            Ok((Ended::Status(1), said)) => return Err(self.complain_of_child(&share, &said)),
-            Ok((Ended::Killed(signal), _)) => {
+            Ok((ChildExit::Status(0), _)) => {}
+            Ok((ChildExit::Status(1), said)) => return Err(self.complain_of_child(&share, &said)),
+            Ok((ChildExit::Killed(signal), _)) => {
                 return Err(format!(
                     "a child was killed by signal {signal}: memory is short; take a smaller --mib"
                 ));

@@ -7,7 +7,7 @@ use crate::BLOCK;
 use crate::device::Trim;
 use crate::memory::PAGE;
 use crate::verify::content::Content;
-use crate::verify::shared::Way;
+use crate::verify::shared::IoPath;
 
 impl Worker<'_> {
     /// Writes pages to as many blocks from `block` on.
@@ -15,7 +15,7 @@ impl Worker<'_> {
         &mut self,
         pages: Range<usize>,
         block: usize,
-        way: Way,
+        way: IoPath,
     ) -> Result<(), String> {
         let at = self.number(block) * BLOCK as u64;
         self.shared
@@ -31,7 +31,7 @@ impl Worker<'_> {
         &mut self,
         blocks: Range<usize>,
         page: usize,
-        way: Way,
+        way: IoPath,
     ) -> Result<(), String> {
         let at = self.number(blocks.start) * BLOCK as u64;
         let bytes = self.memory.bytes_mut(page..page + blocks.len());
@@ -43,7 +43,7 @@ impl Worker<'_> {
     }
 
     /// Writes new content to up to [`BUFFER`] blocks, from the thread's buffer.
-    pub(super) fn renew(&mut self, blocks: Range<usize>, way: Way) -> Result<(), String> {
+    pub(super) fn renew(&mut self, blocks: Range<usize>, way: IoPath) -> Result<(), String> {
         let at = self.number(blocks.start) * BLOCK as u64;
         for (index, block) in blocks.clone().enumerate() {
             let content = self.new_of_block(block);
@@ -80,11 +80,11 @@ impl Worker<'_> {
     }
 
     /// Returns whether requests by this way can be made and counted as such.
-    fn can(&self, way: Way) -> bool {
-        way == Way::Cached || self.shared.has_direct()
+    fn can(&self, way: IoPath) -> bool {
+        way == IoPath::Cached || self.shared.has_direct()
     }
 
-    pub(super) fn write(&mut self, way: Way) -> Done {
+    pub(super) fn write(&mut self, way: IoPath) -> Done {
         if !self.can(way) {
             return Ok(0);
         }
@@ -105,7 +105,7 @@ impl Worker<'_> {
         Ok(blocks.len())
     }
 
-    pub(super) fn read(&mut self, way: Way) -> Done {
+    pub(super) fn read(&mut self, way: IoPath) -> Done {
         if !self.can(way) {
             return Ok(0);
         }
@@ -120,9 +120,9 @@ impl Worker<'_> {
         let blocks = self.some_blocks(8);
         self.make_known(blocks.clone())?;
         let ways = if self.one_in(2) {
-            [Way::Cached, Way::Direct]
+            [IoPath::Cached, IoPath::Direct]
         } else {
-            [Way::Direct, Way::Cached]
+            [IoPath::Direct, IoPath::Cached]
         };
         for way in ways {
             self.check_blocks(blocks.clone(), way)?;
@@ -131,12 +131,12 @@ impl Worker<'_> {
     }
 
     /// Chooses a way for part of a block. Returns it with the alignment of the part.
-    fn way_of_part(&mut self) -> (Way, usize) {
+    fn way_of_part(&mut self) -> (IoPath, usize) {
         match self.way() {
-            Way::Direct if self.shared.has_direct() && self.shared.sector < PAGE => {
-                (Way::Direct, self.shared.sector)
+            IoPath::Direct if self.shared.has_direct() && self.shared.sector < PAGE => {
+                (IoPath::Direct, self.shared.sector)
             }
-            _ => (Way::Cached, 1),
+            _ => (IoPath::Cached, 1),
         }
     }
 
@@ -205,10 +205,10 @@ impl Worker<'_> {
     pub(super) fn relay(&mut self) -> Done {
         let (page, from, to) = (self.any_page(), self.any_block(), self.any_block());
         self.make_known(from..from + 1)?;
-        self.load(from..from + 1, page, Way::Direct)?;
-        self.store(page..page + 1, to, Way::Direct)?;
+        self.load(from..from + 1, page, IoPath::Direct)?;
+        self.store(page..page + 1, to, IoPath::Direct)?;
         self.check_page(page)?;
-        self.check_blocks(to..to + 1, Way::Direct)?;
+        self.check_blocks(to..to + 1, IoPath::Direct)?;
         Ok(2)
     }
 
@@ -217,7 +217,7 @@ impl Worker<'_> {
         self.make_known(block..block + 1)?;
         let pages: [usize; 4] = std::array::from_fn(|_| self.any_page());
         for page in pages {
-            self.load(block..block + 1, page, Way::Direct)?;
+            self.load(block..block + 1, page, IoPath::Direct)?;
         }
         let way = self.way();
         self.renew(block..block + 1, way)?;
@@ -268,7 +268,7 @@ impl Worker<'_> {
     pub(super) fn forget(&mut self) -> Done {
         let blocks = self.some_blocks(BUFFER);
         self.forget_blocks(blocks.clone())?;
-        self.check_blocks(blocks.clone(), Way::Cached)?;
+        self.check_blocks(blocks.clone(), IoPath::Cached)?;
         Ok(blocks.len())
     }
 
@@ -277,7 +277,7 @@ impl Worker<'_> {
             return Ok(0);
         }
         let blocks = self.some_blocks(BUFFER);
-        self.check_blocks(blocks.clone(), Way::Cached)?;
+        self.check_blocks(blocks.clone(), IoPath::Cached)?;
         Ok(blocks.len())
     }
 }

@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 
 use super::content::{Base, Content, Found, Place, Record, Wrong};
 use super::kinds::{Counts, Kind, Phase};
-use super::shared::{Shared, Way};
+use super::shared::{IoPath, Shared};
 use crate::BLOCK;
 use crate::device::Buffer;
 use crate::memory::{Huge, Means, Memory, PAGE};
@@ -164,10 +164,10 @@ impl<'a> Worker<'a> {
             Kind::GiveBack => self.give_back(),
             Kind::Remap => self.remap(),
             Kind::Fork => self.fork(),
-            Kind::WriteCached => self.write(Way::Cached),
-            Kind::WriteDirect => self.write(Way::Direct),
-            Kind::ReadCached => self.read(Way::Cached),
-            Kind::ReadDirect => self.read(Way::Direct),
+            Kind::WriteCached => self.write(IoPath::Cached),
+            Kind::WriteDirect => self.write(IoPath::Direct),
+            Kind::ReadCached => self.read(IoPath::Cached),
+            Kind::ReadDirect => self.read(IoPath::Direct),
             Kind::ReadTwice => self.read_twice(),
             Kind::ReadPart => self.read_part(),
             Kind::WritePart => self.write_part(),
@@ -201,7 +201,7 @@ impl<'a> Worker<'a> {
         }
         let blocks = 0..self.part.blocks;
         self.forget_blocks(blocks.clone())?;
-        for way in [Way::Cached, Way::Direct] {
+        for way in [IoPath::Cached, IoPath::Direct] {
             for start in blocks.clone().step_by(BUFFER) {
                 if self.shared.is_stopped() {
                     return Ok(());
@@ -233,11 +233,11 @@ impl<'a> Worker<'a> {
         usize::try_from(self.random.below(limit as u64)).expect("below a usize")
     }
 
-    fn way(&mut self) -> Way {
+    fn way(&mut self) -> IoPath {
         if self.one_in(2) {
-            Way::Cached
+            IoPath::Cached
         } else {
-            Way::Direct
+            IoPath::Direct
         }
     }
 
@@ -354,7 +354,7 @@ impl<'a> Worker<'a> {
     }
 
     /// Reads up to [`BUFFER`] blocks, and compares those whose content is known.
-    fn check_blocks(&mut self, blocks: Range<usize>, way: Way) -> Result<(), String> {
+    fn check_blocks(&mut self, blocks: Range<usize>, way: IoPath) -> Result<(), String> {
         let at = self.number(blocks.start) * BLOCK as u64;
         let data = &mut self.buffer.bytes_mut()[..blocks.len() * BLOCK];
         self.shared.read(way, at, data)?;
@@ -372,7 +372,7 @@ impl<'a> Worker<'a> {
         block: usize,
         part: Range<usize>,
         at: usize,
-        way: Way,
+        way: IoPath,
     ) -> Result<(), String> {
         self.want(self.blocks[block].content());
         let found = &self.buffer.bytes()[at..at + part.len()];

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use super::child::SHARE;
 use super::*;
-use crate::child::{Child, Ended};
+use crate::child::{Child, ChildExit};
 
 /// More than a chunk of memory, so that there is a chunk's end inside it.
 const PAGES: usize = 600;
@@ -96,12 +96,15 @@ fn a_run_stays_in_its_part() {
 #[test]
 fn a_flipped_byte_of_a_block_is_found_either_way() {
     with_worker("flipped", |worker, file| {
-        worker.renew(0..8, Way::Cached).unwrap();
+        worker.renew(0..8, IoPath::Cached).unwrap();
         let at = (u64::from(SKIP) + 5) * BLOCK as u64 + 99;
         let mut byte = [0];
         file.read_exact_at(&mut byte, at).unwrap();
         file.write_all_at(&[byte[0] ^ 4], at).unwrap();
-        for (way, seen) in [(Way::Cached, "page cache"), (Way::Direct, "direct I/O")] {
+        for (way, seen) in [
+            (IoPath::Cached, "page cache"),
+            (IoPath::Direct, "direct I/O"),
+        ] {
             let wrong = format!(
                 "byte 0x63: wanted {:#04x}, found {:#04x}",
                 byte[0],
@@ -120,10 +123,10 @@ fn a_flipped_byte_of_a_block_is_found_either_way() {
 fn a_lost_write_and_a_misplaced_one_are_told_apart() {
     with_worker("lost", |worker, file| {
         let mut old = vec![0; 8 * BLOCK];
-        worker.renew(0..8, Way::Cached).unwrap();
+        worker.renew(0..8, IoPath::Cached).unwrap();
         file.read_exact_at(&mut old, u64::from(SKIP) * BLOCK as u64)
             .unwrap();
-        worker.renew(0..8, Way::Direct).unwrap();
+        worker.renew(0..8, IoPath::Direct).unwrap();
         let put = |to: u64, from: usize| {
             let block = &old[from * BLOCK..][..BLOCK];
             file.write_all_at(block, (u64::from(SKIP) + to) * BLOCK as u64)
@@ -131,13 +134,13 @@ fn a_lost_write_and_a_misplaced_one_are_told_apart() {
         };
         put(2, 2);
         assert_complains(
-            worker.check_blocks(0..8, Way::Cached),
+            worker.check_blocks(0..8, IoPath::Cached),
             "block 6, ",
             &["block 6 in generation 1 (stale: what it held 1 changes ago)"],
         );
         put(2, 3);
         assert_complains(
-            worker.check_blocks(0..8, Way::Direct),
+            worker.check_blocks(0..8, IoPath::Direct),
             "block 6, ",
             &[
                 "wanted block 6 in generation 2",
@@ -153,7 +156,7 @@ fn the_last_pass_comes_by_the_last_of_all() {
         let byte = |worker: &mut Worker<'_>, value| {
             worker.memory.bytes_mut(PAGES - 1..PAGES)[PAGE - 1] = value;
         };
-        worker.renew(BLOCKS - 1..BLOCKS, Way::Cached).unwrap();
+        worker.renew(BLOCKS - 1..BLOCKS, IoPath::Cached).unwrap();
         worker.check_all().unwrap();
         byte(worker, 1);
         assert_complains(worker.check_all(), "memory page 10599", &["byte 0xfff"]);
@@ -205,7 +208,7 @@ fn a_child_that_sees_a_wrong_page_says_which() {
         worker.memory.bytes_mut(3..4)[200] ^= 0xff;
         let child = Child::start(|say| worker.look_as_child(&share, say)).unwrap();
         let (ended, said) = child.wait().unwrap();
-        assert_eq!(ended, Ended::Status(1));
+        assert_eq!(ended, ChildExit::Status(1));
         let text = worker.complain_of_child(&share, &said);
         assert!(
             text.starts_with("memory page 10003, in a child process: byte 0xc8: "),
@@ -220,7 +223,7 @@ fn a_child_that_sees_a_wrong_page_says_which() {
         );
         worker.memory.bytes_mut(3..4)[200] ^= 0xff;
         let child = Child::start(|say| worker.look_as_child(&share, say)).unwrap();
-        assert_eq!(child.wait().unwrap().0, Ended::Status(0));
+        assert_eq!(child.wait().unwrap().0, ChildExit::Status(0));
         worker.check_pages(0..8).unwrap();
     });
 }

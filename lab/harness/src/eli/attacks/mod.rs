@@ -29,7 +29,7 @@ pub fn names() -> impl Iterator<Item = &'static str> {
 
 /// Variant of a payload's run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum AttackVariant {
     /// Its own defences are left out.
     Off,
     /// All are on.
@@ -41,7 +41,7 @@ pub enum Way {
 /// One run.
 struct Case<'a> {
     payload: &'a str,
-    way: Way,
+    way: AttackVariant,
     mode: Mode,
     /// Value of the switch of the defences.
     defend: String,
@@ -103,12 +103,12 @@ impl Case<'_> {
     fn run_once(&self, machine: &Machine) -> Result<Ran> {
         eprintln!("eli: {self}");
         let line = match self.way {
-            Way::Calm => format!("{} calm", self.payload),
-            Way::Off | Way::On => self.payload.to_owned(),
+            AttackVariant::Calm => format!("{} calm", self.payload),
+            AttackVariant::Off | AttackVariant::On => self.payload.to_owned(),
         };
         let attack = ATTACKS
             .iter()
-            .find(|attack| attack.name == self.payload && self.way != Way::Calm);
+            .find(|attack| attack.name == self.payload && self.way != AttackVariant::Calm);
         // Without its defence, a guest that should end may go on for ever.
         let (ends, spins) = attack.map_or((false, false), |attack| {
             (attack.ends, attack.spins || attack.ends)
@@ -141,7 +141,7 @@ impl Case<'_> {
 pub fn self_ipi_exits(machine: &Machine, mode: Mode) -> Result<u64> {
     let case = Case {
         payload: "e1",
-        way: Way::On,
+        way: AttackVariant::On,
         mode,
         defend: "on".to_owned(),
         nvme: false,
@@ -189,11 +189,11 @@ pub fn honest(machine: &Machine, names: &[&str], modes: &[Mode], figures: &mut F
             modes.iter().map(case).collect()
         };
         let calm = if payload.returns {
-            in_pairs(machine, &cases(Way::Calm), &mut busy)
+            in_pairs(machine, &cases(AttackVariant::Calm), &mut busy)
         } else {
             modes.iter().map(|_| None).collect()
         };
-        let cases = cases(Way::On);
+        let cases = cases(AttackVariant::On);
         let runs = in_pairs(machine, &cases, &mut busy);
         for ((case, ran), calm) in cases.iter().zip(runs).zip(calm) {
             let found = ran.as_ref().is_some_and(|ran| {
@@ -323,14 +323,14 @@ fn one(
 }
 
 impl Case<'_> {
-    fn of(attack: &Attack, way: Way, mode: Mode) -> Case<'_> {
+    fn of(attack: &Attack, way: AttackVariant, mode: Mode) -> Case<'_> {
         Case {
             payload: attack.name,
             way,
             mode,
             defend: match way {
-                Way::Off => attack.without_defences(),
-                Way::On | Way::Calm => "on".to_owned(),
+                AttackVariant::Off => attack.without_defences(),
+                AttackVariant::On | AttackVariant::Calm => "on".to_owned(),
             },
             nvme: attack.nvme,
             ram_disk: attack.polls,
@@ -340,7 +340,7 @@ impl Case<'_> {
         }
     }
 
-    fn honest(payload: &Honest, way: Way, mode: Mode) -> Case<'static> {
+    fn honest(payload: &Honest, way: AttackVariant, mode: Mode) -> Case<'static> {
         Case {
             payload: payload.name,
             way,
@@ -371,7 +371,7 @@ fn without_defences(machine: &Machine, attack: &Attack, modes: &[Mode]) -> Vec<O
     if attack.bites.is_empty() {
         return modes.iter().map(|_| None).collect();
     }
-    let case = |mode: &Mode| Case::of(attack, Way::Off, *mode);
+    let case = |mode: &Mode| Case::of(attack, AttackVariant::Off, *mode);
     at_once(machine, &modes.iter().map(case).collect::<Vec<_>>(), 2)
 }
 
@@ -397,7 +397,7 @@ impl Round {
             &[Outcome::Contained, Outcome::Unclear]
         };
         is_as_wanted(
-            &Case::of(attack, Way::Off, self.mode),
+            &Case::of(attack, AttackVariant::Off, self.mode),
             attack,
             ran,
             calm,
@@ -480,9 +480,11 @@ fn round_of(
     figures: &mut Figures,
     sum: &mut Sum,
 ) -> Round {
-    let [case, on] = [Way::Calm, Way::On].map(|way| Case::of(attack, way, mode));
+    let [case, on] =
+        [AttackVariant::Calm, AttackVariant::On].map(|way| Case::of(attack, way, mode));
     let [calm, ran] = beside(machine, [case, on], &mut sum.busy);
-    let [case, on] = [Way::Calm, Way::On].map(|way| Case::of(attack, way, mode));
+    let [case, on] =
+        [AttackVariant::Calm, AttackVariant::On].map(|way| Case::of(attack, way, mode));
     let Some(calm) = calm else {
         return Round {
             mode,
@@ -530,7 +532,11 @@ pub fn critical(machine: &Machine, names: &[&str], figures: &mut Figures) {
             critical: "core",
             ..Case::of(attack, way, Mode::Eli)
         };
-        let [calm, on] = beside(machine, [case(Way::Calm), case(Way::On)], &mut busy);
+        let [calm, on] = beside(
+            machine,
+            [case(AttackVariant::Calm), case(AttackVariant::On)],
+            &mut busy,
+        );
         let runs = calm.zip(on);
         let percent = runs.and_then(|(calm, ran)| judge::ticks_percent(&ran, &calm));
         least = least.min(percent.unwrap_or(0));

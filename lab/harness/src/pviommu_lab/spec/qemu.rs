@@ -11,8 +11,8 @@ use anyhow::{Context, Result, bail, ensure};
 use lab::packages::{Needs, Packages, Version};
 use lab::{LabError, guest_image, guest_module, patience};
 
+use super::case_log::{CaseLog, HANGS};
 use super::rules::RULES;
-use super::seen::{HANGS, Seen};
 use super::{KERNEL_OPTIONS, LIMIT};
 use crate::system::native::NativeProgram;
 
@@ -28,7 +28,7 @@ const BOOTS: usize = 8;
 ///
 /// # Errors
 /// QEMU is not available, or its guest does not boot or ends early, with the end of its console.
-pub fn run() -> Result<(Seen, Version)> {
+pub fn run() -> Result<(CaseLog, Version)> {
     let notice = |line: &str| eprintln!("{line}");
     let packages = Packages::get(&Needs::default(), &notice)?;
     let sources = guest_module::iommu_cases().into();
@@ -38,7 +38,7 @@ pub fn run() -> Result<(Seen, Version)> {
     let initrd = scratch.path().join("guest.img");
     fs::write(&initrd, image.to_bytes()).context("writing the guest's image")?;
 
-    let mut seen = Seen::default();
+    let mut seen = CaseLog::default();
     let mut from = 0;
     for _ in 0..BOOTS {
         seen.add(boot(&packages, &initrd, from)?);
@@ -57,7 +57,7 @@ pub fn run() -> Result<(Seen, Version)> {
 }
 
 /// Boots it for the cases from this number on, to its end or until a case hangs.
-fn boot(packages: &Packages, initrd: &Path, from: usize) -> Result<Seen> {
+fn boot(packages: &Packages, initrd: &Path, from: usize) -> Result<CaseLog> {
     let (program, args, environment) = packages.qemu();
     let mut words: Vec<OsString> = environment
         .into_iter()
@@ -85,7 +85,7 @@ fn boot(packages: &Packages, initrd: &Path, from: usize) -> Result<Seen> {
     }
     let output = guest.wait()?;
     let console = output.stdout_text();
-    let seen = Seen::of(&console);
+    let seen = CaseLog::of(&console);
     ensure!(
         seen.lines > 0 && (is_alive || seen.is_done),
         "the guest has ended with {}\n{}\n{}",
@@ -102,9 +102,9 @@ fn boot(packages: &Packages, initrd: &Path, from: usize) -> Result<Seen> {
 /// It has not booted.
 fn follow(guest: &mut NativeProgram) -> Result<bool> {
     loop {
-        let seen = Seen::of(&guest.so_far());
+        let seen = CaseLog::of(&guest.so_far());
         let limit = if seen.lines == 0 { BOOT } else { CASE };
-        let has_more = |text: &str| Seen::of(text).lines > seen.lines;
+        let has_more = |text: &str| CaseLog::of(text).lines > seen.lines;
         // After the end of the list, the guest ends.
         let Err(error) = guest.wait_until(limit.mul_f64(patience::stretch()), has_more) else {
             continue;

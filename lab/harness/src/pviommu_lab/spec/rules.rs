@@ -1,9 +1,9 @@
 //! Expected results of each case of `guest/iommu-cases`, in the module's order, with the section of
 //! VIRTIO 1.3 that requires each, and the strength of the requirement.
 //!
-//! Expectations are written as [`judge`](super::seen::judge) reads them. `open=ok`: the endpoint
-//! was attached to a new domain, and its ring mapped. `dma=PAGE.OFFSET`: the byte of the watched
-//! memory that a write of one byte has reached.
+//! Expectations are written as [`judge`](super::case_log::judge) reads them. `open=ok`: the
+//! endpoint was attached to a new domain, and its ring mapped. `dma=PAGE.OFFSET`: the byte of the
+//! watched memory that a write of one byte has reached.
 
 use std::fmt;
 

@@ -56,7 +56,7 @@ pub fn run(plan: &Plan, host: &Host) -> Result<String> {
 
 /// Summary of a boot for a reader.
 #[derive(Default)]
-struct Seen {
+struct BootSummary {
     /// Longest time that an end took, and its name.
     longest: Duration,
     what: String,
@@ -66,7 +66,7 @@ struct Seen {
     held: u32,
 }
 
-impl fmt::Display for Seen {
+impl fmt::Display for BootSummary {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { failed, held, .. } = self;
         let (what, seconds) = (&self.what, self.longest.as_secs_f64());
@@ -87,16 +87,16 @@ struct Boot<'a> {
     guest: Option<RunningGuest<'a>>,
     /// Whether a request has failed, so that flushes may fail from here on.
     has_failed: bool,
-    seen: Seen,
+    seen: BootSummary,
 }
 
 /// Result of an episode's process: the guest's, or a daemon's.
-enum Ended {
+enum ProcessResult {
     Guest(Outcome),
     Daemon(Output),
 }
 
-impl Ended {
+impl ProcessResult {
     fn status(&self) -> u8 {
         match self {
             Self::Guest(outcome) => outcome.exit,
@@ -150,7 +150,7 @@ impl<'a> Boot<'a> {
             daemon,
             guest,
             has_failed: false,
-            seen: Seen::default(),
+            seen: BootSummary::default(),
         })
     }
 
@@ -167,8 +167,8 @@ impl<'a> Boot<'a> {
         if let Some(guest) = &mut self.guest {
             guest.type_in("quit\n")?;
             match self.end_of_guest(EACH)? {
-                Ended::Guest(outcome) => outcome.check()?,
-                Ended::Daemon(_) => bail!("a guest was waited for"),
+                ProcessResult::Guest(outcome) => outcome.check()?,
+                ProcessResult::Daemon(_) => bail!("a guest was waited for"),
             }
         }
         if let Some(daemon) = &self.daemon {
@@ -331,7 +331,7 @@ impl<'a> Boot<'a> {
         if has_requests && waits && episode.until_good > NAMED {
             ensure!(is_told, "it did not say what it waited for: {said}");
         }
-        if let Ended::Daemon(_) = ended {
+        if let ProcessResult::Daemon(_) = ended {
             self.daemon = match successor {
                 Some(daemon) => Some(daemon),
                 None => self.successor()?,
@@ -367,18 +367,18 @@ impl<'a> Boot<'a> {
 
     /// Waits for the end of the process that does the I/O; it is killed if it does not end within
     /// [`BOUND`].
-    fn end_of_process(&mut self) -> Result<Ended> {
+    fn end_of_process(&mut self) -> Result<ProcessResult> {
         match self.daemon.take() {
             Some(mut daemon) => {
                 daemon.set_limit(BOUND);
-                Ok(Ended::Daemon(daemon.wait()?))
+                Ok(ProcessResult::Daemon(daemon.wait()?))
             }
             None => self.end_of_guest(BOUND),
         }
     }
 
     /// Waits for the end of the guest's own process; fails if its writers reported an error.
-    fn end_of_guest(&mut self, limit: Duration) -> Result<Ended> {
+    fn end_of_guest(&mut self, limit: Duration) -> Result<ProcessResult> {
         let mut guest = self.guest.take().context("the guest is gone")?;
         guest.set_limit(limit);
         let outcome = guest.wait()?;
@@ -387,7 +387,7 @@ impl<'a> Boot<'a> {
             .lines()
             .find(|line| line.contains(" wrong: "));
         ensure!(met.is_none(), "{}\n{}", met.unwrap_or(""), outcome.tail());
-        Ok(Ended::Guest(outcome))
+        Ok(ProcessResult::Guest(outcome))
     }
 
     /// Notes the duration of `what`, `since` it could end, and checks it against the bound.

@@ -253,7 +253,7 @@ impl BusDevice for Done {
 }
 
 /// Counts after everything has stopped.
-struct Ended {
+struct FinalCounts {
     counts: Counts,
     stats: Stats,
     dump: Option<String>,
@@ -264,14 +264,14 @@ fn wind_down<P: Poller<Message = Request>>(
     control: &Control,
     thread: JoinHandle<()>,
     outcome: Result<Outcome>,
-) -> Result<Ended> {
+) -> Result<FinalCounts> {
     if let Ok(Outcome::Hung(dump)) = outcome {
         // Its sidecore does not answer, so it cannot be joined, and its owner's mappings must stay
         // for the vCPU.
         control.end(End::Host(dump.clone()));
         let stats = core.stats();
         std::mem::forget(core);
-        return Ok(Ended {
+        return Ok(FinalCounts {
             counts: Counts::default(),
             stats,
             dump: Some(dump),
@@ -294,7 +294,7 @@ fn wind_down<P: Poller<Message = Request>>(
             other => bail!("the guest ended early: {other:?}"),
         },
     };
-    Ok(Ended {
+    Ok(FinalCounts {
         counts: counts.context("the sidecore ended early")?,
         stats,
         dump,

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 /// Event that wakes a thread that waits between two lines: the run has ended.
 #[derive(Default)]
-pub(crate) struct Ended {
+pub(crate) struct EndEvent {
     flag: Mutex<bool>,
     changed: Condvar,
 }
 
-impl Ended {
+impl EndEvent {
     pub(crate) fn set(&self) {
         *self.flag.lock().expect("setting cannot panic") = true;
         self.changed.notify_all();

@@ -29,7 +29,7 @@ const STATUSES: [(&str, u8); 9] = [
 
 /// Lines of one boot, or of several.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Seen {
+pub struct CaseLog {
     /// Steps that each case has printed, by its name.
     pub steps: BTreeMap<String, String>,
     /// Number and name of the case that was begun last and has not ended.
@@ -40,7 +40,7 @@ pub struct Seen {
     pub lines: usize,
 }
 
-impl Seen {
+impl CaseLog {
     /// Parses a console. A last line that is incomplete does not count.
     pub fn of(console: &str) -> Self {
         let mut seen = Self::default();
@@ -195,14 +195,14 @@ mod tests {
             [    1.0] iommu-cases: endpoint 24 probe=0/516, input to 0x7f\r\n\
             [    1.1] iommu-cases: begin 0 first\r\n[    1.2] iommu-cases: end 0 first map=0/4 dma=none\r\n\
             [    1.3] iommu-cases: begin 1 second\r\n[    1.4] iommu-cases: end 1 second map=0";
-        let seen = Seen::of(console);
+        let seen = CaseLog::of(console);
         assert_eq!(seen.steps.len(), 1);
         assert_eq!(seen.steps["first"], "map=0/4 dma=none");
         // The last line is cut off.
         assert_eq!(seen.unfinished, Some((1, "second".into())));
         assert!(!seen.is_done);
         let whole = format!("{console}/4\r\n[    1.5] iommu-cases: done, 2 cases\r\n");
-        let seen = Seen::of(&whole);
+        let seen = CaseLog::of(&whole);
         assert_eq!(seen.unfinished, None);
         assert!(seen.is_done && seen.steps["second"] == "map=0/4");
     }

@@ -8,7 +8,7 @@ pub const MEMORY: u64 = 256;
 
 /// Way to limit a guest's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
-pub enum Way {
+pub enum MemoryConfig {
     /// The host's kernel swaps, below a memory cgroup's limit, with asynchronous page faults.
     Baseline,
     /// The guest gives memory up; the cgroup's limit is the same.
@@ -25,7 +25,7 @@ pub enum Way {
     Stale,
 }
 
-impl Way {
+impl MemoryConfig {
     /// All of them.
     pub const ALL: [Self; 6] = [
         Self::Baseline,
