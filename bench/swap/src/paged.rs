@@ -24,29 +24,29 @@ use crate::{Cpus, Waiting};
 /// Pages in memory while pages come to stand for blocks.
 const FEW: usize = 64;
 
-enum Told {
+enum PagerEvent {
     /// And when it was said.
     Evict(Box<Pages>, Instant),
     Done(Ticket),
     Failed(String),
 }
 
-struct Door(Sender<Told>);
+struct EventSender(Sender<PagerEvent>);
 
-impl Door {
-    fn tell(&self, told: Told) {
+impl EventSender {
+    fn tell(&self, told: PagerEvent) {
         // The receiver may have ended, which is no error.
         let _ = self.0.send(told);
     }
 }
 
-impl Machine for Door {
+impl Machine for EventSender {
     fn evict(&self, pages: Pages) {
-        self.tell(Told::Evict(Box::new(pages), Instant::now()));
+        self.tell(PagerEvent::Evict(Box::new(pages), Instant::now()));
     }
 
     fn ticket_done(&self, ticket: Ticket) {
-        self.tell(Told::Done(ticket));
+        self.tell(PagerEvent::Done(ticket));
     }
 
     fn wake(&self) {}
@@ -54,13 +54,13 @@ impl Machine for Door {
     fn stop_vcpus(&self) {}
 
     fn pause(&self, trouble: PauseReason, _: &Report) {
-        self.tell(Told::Failed(format!("{trouble:?}")));
+        self.tell(PagerEvent::Failed(format!("{trouble:?}")));
     }
 
     fn resume(&self, _: &Report) {}
 
     fn fail(&self, error: &io::Error) {
-        self.tell(Told::Failed(error.to_string()));
+        self.tell(PagerEvent::Failed(error.to_string()));
     }
 }
 
@@ -70,7 +70,7 @@ pub struct Paged {
     pub mapping: Arc<SlotMapping>,
     ram: SwappedRam,
     pager: Sidecore<Pager>,
-    told: Receiver<Told>,
+    told: Receiver<PagerEvent>,
     asked: RefCell<Vec<Instant>>,
     pages: usize,
 }
@@ -96,7 +96,7 @@ impl Paged {
         };
         let mut disk = MappedDisk::new(below, ram.clone(), 0);
         disk.attach(ram.keep_alive());
-        let pager = Pager::new(parts, Box::new(Door(tell)))?;
+        let pager = Pager::new(parts, Box::new(EventSender(tell)))?;
         let core = SidecoreBuilder::new("pager").cpu(Some(cpus.pager));
         let core = core.idle(match waiting {
             Waiting::Spins => IdlePolicy::Poll,
@@ -179,14 +179,14 @@ impl Paged {
     /// one is.
     fn serve(&self, in_use: Option<Gpa>) -> Result<Option<Ticket>> {
         match self.told.try_recv() {
-            Ok(Told::Evict(pages, at)) => {
+            Ok(PagerEvent::Evict(pages, at)) => {
                 self.asked.borrow_mut().push(at);
                 let in_use = in_use.map_or(0, |gpa| pages.touched(gpa, PAGE_SIZE));
                 self.ram.let_go(&pages, pages.all() & !in_use);
                 Ok(None)
             }
-            Ok(Told::Done(ticket)) => Ok(Some(ticket)),
-            Ok(Told::Failed(why)) => anyhow::bail!("the pager stopped the guest: {why}"),
+            Ok(PagerEvent::Done(ticket)) => Ok(Some(ticket)),
+            Ok(PagerEvent::Failed(why)) => anyhow::bail!("the pager stopped the guest: {why}"),
             Err(_) => {
                 std::hint::spin_loop();
                 Ok(None)

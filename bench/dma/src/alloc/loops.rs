@@ -434,9 +434,9 @@ mod tests {
 
     /// Counts what is allocated, by size, and refuses what is not.
     #[derive(Clone, Default)]
-    struct Book(Arc<Mutex<(u64, HashMap<u64, u64>)>>);
+    struct CountingSubject(Arc<Mutex<(u64, HashMap<u64, u64>)>>);
 
-    impl Subject for Book {
+    impl Subject for CountingSubject {
         type Worker = Self;
 
         fn worker(&self, _: usize) -> Result<Self> {
@@ -444,7 +444,7 @@ mod tests {
         }
     }
 
-    impl Worker for Book {
+    impl Worker for CountingSubject {
         fn alloc(&mut self, pages: u64, _: u64) -> u64 {
             let mut book = self.0.lock().unwrap_or_else(PoisonError::into_inner);
             book.0 += 1;
@@ -459,7 +459,7 @@ mod tests {
         }
     }
 
-    impl Book {
+    impl CountingSubject {
         fn live(&self) -> Vec<u64> {
             let book = self.0.lock().unwrap_or_else(PoisonError::into_inner);
             let mut sizes: Vec<_> = book.1.values().copied().collect();
@@ -473,7 +473,7 @@ mod tests {
         let one = Window::of(WINDOW);
         let many = one.pages(1, 31);
         for window in [one, one.oldest(32), one.oldest(256), many, many.oldest(32)] {
-            let book = Book::default();
+            let book = CountingSubject::default();
             let mut tasks = windows(&book, 2, window).expect("workers");
             for task in &mut tasks {
                 assert_eq!(task.batch(&AtomicBool::new(false)), BATCH);
@@ -490,7 +490,7 @@ mod tests {
 
     #[test]
     fn a_burst_larger_than_a_batch_is_whole() {
-        let book = Book::default();
+        let book = CountingSubject::default();
         let window = Window::of(8192).oldest(4096);
         let mut tasks = windows(&book, 1, window).expect("workers");
         assert_eq!(tasks[0].batch(&AtomicBool::new(false)), 4096);
@@ -499,7 +499,7 @@ mod tests {
 
     #[test]
     fn the_first_in_is_the_first_out() {
-        let book = Book::default();
+        let book = CountingSubject::default();
         let mut tasks = windows(&book, 1, Window::of(WINDOW).oldest(32)).expect("workers");
         tasks[0].batch(&AtomicBool::new(false));
         let book = book.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -515,14 +515,14 @@ mod tests {
             return;
         }
         for burst in [1, 32] {
-            let book = Book::default();
+            let book = CountingSubject::default();
             let tasks = ring(&book, burst).expect("workers");
             let found = run(tasks, &cpus, Duration::from_millis(20)).expect("ran");
             assert!(found.pairs > 0);
             assert!(book.live().is_empty());
         }
         for every in [1, 8] {
-            let book = Book::default();
+            let book = CountingSubject::default();
             let tasks = exchange(&book, 128, every).expect("workers");
             let found = run(tasks, &cpus, Duration::from_millis(20)).expect("ran");
             assert!(found.pairs > 0);
