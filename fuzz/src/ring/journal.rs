@@ -35,7 +35,7 @@ struct State {
 pub(super) struct Record(Arc<Mutex<State>>);
 
 /// The ring's end.
-struct Told(Record);
+struct JournalHandle(Record);
 
 impl Record {
     fn state(&self) -> MutexGuard<'_, State> {
@@ -60,7 +60,7 @@ impl Record {
     }
 
     pub(super) fn journal(&self) -> Box<dyn Journal> {
-        Box::new(Told(self.clone()))
+        Box::new(JournalHandle(self.clone()))
     }
 
     /// Whether it has refused a request.
@@ -124,7 +124,7 @@ impl Record {
     }
 }
 
-impl Journal for Told {
+impl Journal for JournalHandle {
     fn begin(&mut self, head: u16, descs: &[RawDescriptor]) -> Result<u16, JournalError> {
         let mut state = self.0.state();
         assert!(!state.is_publishing && !state.refused, "taken out of turn");

@@ -57,7 +57,7 @@ impl Use {
 const HELD: u8 = 0x80;
 
 /// Pages that an access waits for.
-pub(crate) struct Asked {
+pub(crate) struct PendingAccess {
     pub(crate) ticket: Ticket,
     /// Number of batches that the owner had released by then.
     pub(crate) batches: u64,
@@ -71,7 +71,7 @@ struct Shared {
     present: Box<[AtomicU64]>,
     /// A [`Use`] and [`HELD`] for each.
     notes: Box<[AtomicU8]>,
-    asked: Mutex<Vec<Asked>>,
+    asked: Mutex<Vec<PendingAccess>>,
     tickets: AtomicU64,
     /// Batches that the owner has released. Relaxed: it is written by the owner's thread, which
     /// sends the answer behind it.
@@ -121,7 +121,7 @@ impl PunchedRam {
     }
 
     /// Takes the requests for pages since the last call.
-    pub(crate) fn take_asked(&self) -> Vec<Asked> {
+    pub(crate) fn take_asked(&self) -> Vec<PendingAccess> {
         let mut asked = self.0.asked.lock().unwrap_or_else(PoisonError::into_inner);
         std::mem::take(&mut asked)
     }
@@ -199,7 +199,7 @@ impl PunchedRam {
             return Ok(());
         }
         let ticket = Ticket(self.0.tickets.fetch_add(1, Ordering::Relaxed) + 1);
-        let asked = Asked {
+        let asked = PendingAccess {
             ticket,
             batches: self.batches(),
             pages: absent,

@@ -137,12 +137,12 @@ pub const fn wait_interrupt() -> u128 {
 
 /// Messages and events of the unit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Outbox {
+pub struct RecordingSink {
     pub messages: Vec<(u64, u32)>,
     pub events: Vec<Event>,
 }
 
-impl Sink for Outbox {
+impl Sink for RecordingSink {
     fn msi(&mut self, address: u64, data: u32) {
         self.messages.push((address, data));
     }
@@ -171,7 +171,7 @@ pub struct Machine<M: PhysMem> {
     pub unit: Unit,
     pub mem: M,
     pub page: RegisterPage,
-    pub out: Outbox,
+    pub out: RecordingSink,
     pub now: u64,
     pub tail: u64,
     front: Front,
@@ -193,7 +193,7 @@ impl<M: PhysMem> Machine<M> {
             unit,
             mem,
             page,
-            out: Outbox::default(),
+            out: RecordingSink::default(),
             now: 0,
             tail: 0,
             front,

@@ -35,9 +35,9 @@ unsafe impl GlobalAlloc for Counting {
 static ALLOCATOR: Counting = Counting;
 
 /// Sink that ignores everything, so that only the unit's allocations are counted.
-struct Deaf;
+struct NullSink;
 
-impl Sink for Deaf {
+impl Sink for NullSink {
     fn msi(&mut self, _address: u64, _data: u32) {}
     fn event(&mut self, _event: Event) {}
 }
@@ -81,17 +81,17 @@ fn no_store_to_a_register_allocates() {
             let mut unit = faulted(&guest);
             let count = allocations(|| {
                 unit.write(offset, AccessLen::B4, value.into());
-                let _ = unit.step(&guest.mem, 0, &mut Deaf);
+                let _ = unit.step(&guest.mem, 0, &mut NullSink);
             });
             assert_eq!(count, 0, "trapped: {value:#x} at {offset:#x}");
 
             let mut unit = faulted(&guest);
             let page = RegisterPage::in_heap();
             let mut shared = Shared::enter(&mut unit, &page);
-            let _ = shared.sweep(&mut unit, &page, &guest.mem, 0, &mut Deaf);
+            let _ = shared.sweep(&mut unit, &page, &guest.mem, 0, &mut NullSink);
             page.store32(offset, value);
             let count = allocations(|| {
-                let _ = shared.sweep(&mut unit, &page, &guest.mem, 0, &mut Deaf);
+                let _ = shared.sweep(&mut unit, &page, &guest.mem, 0, &mut NullSink);
             });
             assert_eq!(count, 0, "shared: {value:#x} at {offset:#x}");
         }
@@ -109,7 +109,7 @@ fn clearing_all_records_at_once_allocates_nothing_and_clears_them() {
     let cleared = 1 << 31 | 1;
     highest.iter().for_each(|at| page.store32(*at, cleared));
     let count = allocations(|| {
-        let _ = shared.sweep(&mut unit, &page, &guest.mem, 0, &mut Deaf);
+        let _ = shared.sweep(&mut unit, &page, &guest.mem, 0, &mut NullSink);
     });
     assert_eq!(count, 0);
     assert!(highest.iter().all(|at| page.load32(*at) >> 31 == 0));

@@ -101,7 +101,7 @@ impl Default for Options {
 }
 
 /// A device, as the test has it.
-pub struct Seat {
+pub struct AssignedDevice {
     pub number: usize,
     pub source: SourceId,
     pub kernel: FakeKernel,
@@ -112,7 +112,7 @@ pub struct Seat {
     calls: OpenCalls,
 }
 
-impl Seat {
+impl AssignedDevice {
     /// Whether a call is under way that nothing holds.
     fn is_busy(&self) -> bool {
         let is_held = self.kernel.held() > 0 || self.resets.try_lock().is_err();
@@ -122,7 +122,7 @@ impl Seat {
 
 pub struct World<M> {
     // Before the owner.
-    pub seats: Vec<Seat>,
+    pub seats: Vec<AssignedDevice>,
     pub owner: Owner<M>,
     pub mem: M,
     pub reach: Reach,
@@ -137,7 +137,7 @@ pub struct World<M> {
 
 /// A test that fails while calls are held ends, too: call threads are joined when the owner is
 /// dropped, which is after the seats.
-impl Drop for Seat {
+impl Drop for AssignedDevice {
     fn drop(&mut self) {
         self.kernel.release();
     }
@@ -227,7 +227,7 @@ impl<M: Memory> World<M> {
         });
         let function = Functions::Assigned(assigned);
         let number = self.owner.add(0, function, FunctionLines::default());
-        self.seats.push(Seat {
+        self.seats.push(AssignedDevice {
             number,
             source,
             kernel,
@@ -291,7 +291,7 @@ impl<M: Memory> World<M> {
             assert!(since.elapsed() < PATIENCE, "it does not come to rest");
             let before = self.progress();
             self.poll();
-            let is_busy = self.seats.iter().any(Seat::is_busy);
+            let is_busy = self.seats.iter().any(AssignedDevice::is_busy);
             quiet = match is_busy || before != self.progress() {
                 true => 0,
                 false => quiet + 1,

@@ -56,12 +56,12 @@ impl Doorbells for Bells {
 }
 
 /// A bus with one function in slot 1, as a guest's kernel reaches it.
-struct Board {
+struct TestBus {
     bus: Arc<PciBus>,
     function: SourceId,
 }
 
-impl Board {
+impl TestBus {
     fn new(port: impl FunctionPort + 'static) -> Self {
         let windows = Windows {
             low: layout::PCI_WINDOW..layout::PCI_WINDOW_END,
@@ -142,7 +142,7 @@ fn a_bar_that_moves_holds_up_no_other_device_of_the_core() {
         .spawn(vec![owner])
         .unwrap();
     let port = OwnedFunction::new(core.handle(0), number, shape).with_doorbells(Arc::new(slow));
-    let board = Board::new(port);
+    let board = TestBus::new(port);
     let mut guest = Guest::new(core.handle(0), parts);
     guest.boot();
     guest.start_driver();
@@ -163,20 +163,20 @@ fn a_bar_that_moves_holds_up_no_other_device_of_the_core() {
 }
 
 /// A hypervisor's table of one function's doorbells.
-struct Watched {
+struct DoorbellTable {
     fds: Vec<EventFd>,
     at: Mutex<Option<u64>>,
 }
 
-impl PlaceDoorbells for Watched {
+impl PlaceDoorbells for DoorbellTable {
     fn place(&self, first: Option<u64>) {
         *self.at.lock().unwrap() = first;
     }
 }
 
-impl Watched {
+impl DoorbellTable {
     /// A store, which rings here or exits.
-    fn store(&self, board: &Board, at: u64) -> Option<AccessCause> {
+    fn store(&self, board: &TestBus, at: u64) -> Option<AccessCause> {
         let first = *self.at.lock().unwrap();
         let queue = first
             .and_then(|first| at.checked_sub(first))
@@ -198,7 +198,7 @@ fn a_doorbell_rings_where_its_bar_is_decoded_and_nowhere_else() {
     let fds: Vec<_> = (0..function.queues())
         .map(|_| EventFd::new(EFD_NONBLOCK).unwrap())
         .collect();
-    let watched = Arc::new(Watched {
+    let watched = Arc::new(DoorbellTable {
         fds: fds.iter().map(|fd| fd.try_clone().unwrap()).collect(),
         at: Mutex::new(None),
     });
@@ -221,7 +221,7 @@ fn a_doorbell_rings_where_its_bar_is_decoded_and_nowhere_else() {
         .spawn(vec![owner])
         .unwrap();
     let port = OwnedFunction::new(core.handle(0), 0, shape).with_doorbells(watched.clone());
-    let board = Board::new(port);
+    let board = TestBus::new(port);
     let mut guest = Guest::new(core.handle(0), parts);
     let here = board.bar() + NOTIFY;
     let there = here + (1 << 20);
@@ -295,7 +295,7 @@ fn memory_of_a_bar_is_there_only_while_the_function_decodes_it() {
         changes: Mutex::default(),
     });
     let port = OwnedFunction::new(core.handle(0), 0, shape).with_memory(memory.clone());
-    let board = Board::new(port);
+    let board = TestBus::new(port);
     let (here, there) = (board.bar(), board.bar() + (1 << 20));
     let check = |what: &str, expected: &[(u8, Option<u64>, bool)]| {
         let changes = std::mem::take(&mut *memory.changes.lock().unwrap());

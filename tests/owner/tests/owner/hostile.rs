@@ -19,7 +19,7 @@ use super::support::*;
 const TURN_LIMIT: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Debug)]
-enum Act {
+enum Action {
     Register {
         offset: u16,
         wide: bool,
@@ -103,40 +103,50 @@ fn registers() -> impl Strategy<Value = u16> {
     ]
 }
 
-fn act() -> impl Strategy<Value = Act> {
+fn act() -> impl Strategy<Value = Action> {
     let bytes = || prop::collection::vec(any::<u8>(), 1..24);
     prop_oneof![
-        6 => (registers(), any::<bool>(), value()).prop_map(|(offset, wide, value)| Act::Register {
-            // What KVM lets through to the page is aligned in every mode.
-            offset: if wide { offset & !7 } else { offset },
-            wide,
-            value,
-        }),
+        6 => (registers(), any::<bool>(), value()).prop_map(
+            |(offset, wide, value)| Action::Register {
+                // What KVM lets through to the page is aligned in every mode.
+                offset: if wide { offset & !7 } else { offset },
+                wide,
+                value,
+            }
+        ),
         2 => (0..BAR_SIZE, prop::collection::vec(any::<u8>(), 1..=8))
-            .prop_map(|(offset, bytes)| Act::Bar { offset, bytes }),
+            .prop_map(|(offset, bytes)| Action::Bar { offset, bytes }),
         3 => (0..0x38_u64, prop::sample::select(vec![1, 2, 4, 8_usize]), value()).prop_map(
-            |(offset, len, value)| Act::Bar {
+            |(offset, len, value)| Action::Bar {
                 offset,
                 bytes: value.to_le_bytes()[..len].to_vec(),
             }
         ),
-        1 => (0..BAR_SIZE, 1..=8_usize).prop_map(|(offset, len)| Act::BarRead { offset, len }),
+        1 => (0..BAR_SIZE, 1..=8_usize).prop_map(|(offset, len)| Action::BarRead { offset, len }),
         1 => (0..0x400_u16, prop::sample::select(vec![1_u8, 2, 4]), any::<u32>())
-            .prop_map(|(at, len, value)| Act::Config { reg: at * 4 % 0x100, len, value }),
-        1 => Just(Act::Config { reg: 4, len: 2, value: 6 }),
-        8 => (place(), bytes()).prop_map(|(at, bytes)| Act::Memory { at, bytes }),
+            .prop_map(|(at, len, value)| Action::Config { reg: at * 4 % 0x100, len, value }),
+        1 => Just(Action::Config { reg: 4, len: 2, value: 6 }),
+        8 => (place(), bytes()).prop_map(|(at, bytes)| Action::Memory { at, bytes }),
         4 => (place(), value())
-            .prop_map(|(at, value)| Act::Memory { at: at & !7, bytes: value.to_le_bytes().to_vec() }),
+            .prop_map(|(at, value)| Action::Memory {
+                at: at & !7,
+                bytes: value.to_le_bytes().to_vec(),
+            }),
         3 => (
             prop::sample::select(vec![kind::IN, kind::OUT, kind::FLUSH, kind::GET_ID, 13, 77]),
             0..SECTORS,
             0..DATA_PAGES,
             any::<u32>(),
         )
-            .prop_map(|(op, sector, page, len)| Act::Request { op, sector, page, len: len % 0x3000 }),
-        2 => Just(Act::Doorbell),
-        6 => (1..8_u8).prop_map(Act::Turns),
-        1 => Just(Act::Sleep),
+            .prop_map(|(op, sector, page, len)| Action::Request {
+                op,
+                sector,
+                page,
+                len: len % 0x3000,
+            }),
+        2 => Just(Action::Doorbell),
+        6 => (1..8_u8).prop_map(Action::Turns),
+        1 => Just(Action::Sleep),
     ]
 }
 
@@ -148,9 +158,9 @@ fn timed(what: &dyn std::fmt::Debug, call: impl FnOnce()) {
     assert!(took < TURN_LIMIT, "{what:?} took {took:?}");
 }
 
-fn perform(guest: &mut Guest<ByHand>, act: &Act) {
+fn perform(guest: &mut Guest<ByHand>, act: &Action) {
     match act {
-        Act::Register {
+        Action::Register {
             offset,
             wide,
             value,
@@ -158,17 +168,17 @@ fn perform(guest: &mut Guest<ByHand>, act: &Act) {
             true => guest.write_register(*offset, AccessLen::B8, *value),
             false => guest.write_register(*offset, AccessLen::B4, *value & 0xffff_ffff),
         },
-        Act::Bar { offset, bytes } => guest.bar_write(*offset, bytes),
-        Act::BarRead { offset, len } => {
+        Action::Bar { offset, bytes } => guest.bar_write(*offset, bytes),
+        Action::BarRead { offset, len } => {
             guest.bar_read(*offset, *len);
         }
         // Its answer may have to wait for the disk.
-        &Act::Config { reg, len, value } => {
+        &Action::Config { reg, len, value } => {
             let op = Op::ConfigWrite { reg, len, value };
             drop(guest.bus.ask_later(to_function(op)));
         }
-        Act::Memory { at, bytes } => guest.put(*at, bytes),
-        &Act::Request {
+        Action::Memory { at, bytes } => guest.put(*at, bytes),
+        &Action::Request {
             op,
             sector,
             page,
@@ -178,9 +188,9 @@ fn perform(guest: &mut Guest<ByHand>, act: &Act) {
                 guest.request(7, op, sector, DATA + 0x1000 * page, len);
             }
         }
-        Act::Doorbell => guest.ring_doorbell(),
-        Act::Turns(count) => (0..*count).for_each(|_| guest.bus.turn()),
-        Act::Sleep => {
+        Action::Doorbell => guest.ring_doorbell(),
+        Action::Turns(count) => (0..*count).for_each(|_| guest.bus.turn()),
+        Action::Sleep => {
             if guest.bus.arm().is_ok() {
                 let owner = &mut guest.bus.owner;
                 let _ = owner.has_work();

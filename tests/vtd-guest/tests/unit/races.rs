@@ -84,7 +84,7 @@ struct Scene {
     unit: Unit,
     page: Racing,
     shared: Shared,
-    out: Outbox,
+    out: RecordingSink,
 }
 
 impl Scene {
@@ -105,7 +105,7 @@ impl Scene {
             unit,
             page,
             shared,
-            out: Outbox::default(),
+            out: RecordingSink::default(),
         }
     }
 

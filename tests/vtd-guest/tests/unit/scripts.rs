@@ -15,7 +15,7 @@ use vtd_guest::*;
 
 /// Everything a guest or a device can tell.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Seen {
+enum Observation {
     Register(u16, u64),
     Status(u32),
     Translated(Result<Run, Stop>),
@@ -30,7 +30,7 @@ struct Scene<M: PhysMem> {
     m: Machine<M>,
     guest: Guest,
     table: u64,
-    seen: Vec<Seen>,
+    seen: Vec<Observation>,
 }
 
 impl<M: PhysMem + HasRam> Scene<M> {
@@ -38,34 +38,34 @@ impl<M: PhysMem + HasRam> Scene<M> {
     fn poll(&mut self, offset: u16, mask: u32, want: u32) {
         self.m.poll(offset, mask, want);
         let value = u64::from(self.m.read4(offset));
-        self.seen.push(Seen::Register(offset, value));
+        self.seen.push(Observation::Register(offset, value));
     }
 
     fn read4(&mut self, offset: u16) {
         let value = u64::from(self.m.read4(offset));
-        self.seen.push(Seen::Register(offset, value));
+        self.seen.push(Observation::Register(offset, value));
     }
 
     fn read8(&mut self, offset: u16) {
         let value = self.m.read8(offset);
-        self.seen.push(Seen::Register(offset, value));
+        self.seen.push(Observation::Register(offset, value));
     }
 
     /// Gives the owner time; notes how it rests and what came out.
     fn rest(&mut self) {
         let progress = self.m.settle();
-        self.seen.push(Seen::Rest(progress));
+        self.seen.push(Observation::Rest(progress));
         let messages = std::mem::take(&mut self.m.out.messages);
-        self.seen.push(Seen::Messages(messages));
+        self.seen.push(Observation::Messages(messages));
         let events = std::mem::take(&mut self.m.out.events);
-        self.seen.push(Seen::Events(events));
+        self.seen.push(Observation::Events(events));
         let status = self.m.status();
-        self.seen.push(Seen::Status(status));
+        self.seen.push(Observation::Status(status));
     }
 
     fn translate(&mut self, iova: u64, perm: Perm) {
         let answer = self.m.translate(DISK, iova, perm);
-        self.seen.push(Seen::Translated(answer));
+        self.seen.push(Observation::Translated(answer));
     }
 
     fn map(&mut self, iova: u64, pte: u64) {
@@ -75,12 +75,12 @@ impl<M: PhysMem + HasRam> Scene<M> {
 
     fn record(&mut self, index: u16) {
         let dwords = record(&mut self.m, index);
-        self.seen.push(Seen::Record(dwords));
+        self.seen.push(Observation::Record(dwords));
     }
 
     /// Returns everything that can be read at the end. CAP and the like included; GCMD is
     /// write-only, RTADDR to IVA are the guest's own values, FECTL.IP is not shown in `shared`.
-    fn finish(mut self) -> Vec<Seen> {
+    fn finish(mut self) -> Vec<Observation> {
         self.rest();
         for offset in [reg::VER, reg::GSTS, reg::FSTS, reg::ICS] {
             self.read4(offset);
@@ -117,7 +117,7 @@ trait Script {
     fn run<M: PhysMem + HasRam>(s: &mut Scene<M>);
 }
 
-fn play<S: Script>(mode: Mode, is_eager: bool) -> Vec<Seen> {
+fn play<S: Script>(mode: Mode, is_eager: bool) -> Vec<Observation> {
     let mut s = scene(mode, is_eager, |mem| mem);
     S::run(&mut s);
     s.finish()
@@ -238,7 +238,7 @@ fn a_second_identical_srtp_is_seen_and_precedes_the_flushes_behind_it() {
         gpa: Gpa::new(0x9000),
         len: 0x1000,
     };
-    assert!(seen.contains(&Seen::Translated(Ok(run))));
+    assert!(seen.contains(&Observation::Translated(Ok(run))));
 }
 
 /// Does what Linux's fault handler does: FSTS, records from FRI on, each cleared, then FSTS.
@@ -252,7 +252,7 @@ fn handle_faults<M: PhysMem + HasRam>(s: &mut Scene<M>) {
         if dwords[3] & 0x8000_0000 == 0 {
             break;
         }
-        s.seen.push(Seen::Record(dwords));
+        s.seen.push(Observation::Record(dwords));
         s.m.write4(FRCD + index * 16 + 12, 0x8000_0000);
         index = (index + 1) % 16;
     }
@@ -594,7 +594,7 @@ impl Script for Nonsense {
 fn unwaited_one_shots_are_lost_nowhere_that_writes_are_ordered() {
     agrees_in_trap_and_logged::<OneShotsWithoutWaiting>();
     let seen = play::<OneShotsWithoutWaiting>(Mode::Logged, false);
-    assert!(seen.contains(&Seen::Register(reg::GSTS, 0xc400_0000)));
+    assert!(seen.contains(&Observation::Register(reg::GSTS, 0xc400_0000)));
 }
 
 #[test]
@@ -673,7 +673,7 @@ fn a_guest_that_hammers_a_register_delays_a_sweep_boundedly() {
     }
     let page = Hammered(RegisterPage::in_heap());
     let mem = Guest::new().mem;
-    let mut out = Outbox::default();
+    let mut out = RecordingSink::default();
     let mut unit = Unit::new(Config::default());
     let mut shared = Shared::enter(&mut unit, &page);
     for value in 0..100u32 {

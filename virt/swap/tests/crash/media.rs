@@ -26,14 +26,14 @@ struct Unflushed {
 }
 
 /// One file.
-struct Medium {
+struct CachedFile {
     cache: Vec<u8>,
     durable: Vec<u8>,
     /// In the order in which they came.
     unflushed: Vec<Unflushed>,
 }
 
-impl Medium {
+impl CachedFile {
     fn new(len: usize) -> Self {
         Self {
             cache: vec![0; len],
@@ -86,7 +86,7 @@ pub struct Left {
 }
 
 struct State {
-    files: Vec<Medium>,
+    files: Vec<CachedFile>,
     pending: Vec<Pending>,
     ios: usize,
     random: Random,
@@ -106,7 +106,7 @@ impl Media {
     /// Creates files of these lengths that stop at the `stop_at`-th write, and then send a message.
     pub fn new(lengths: &[usize], seed: u64, stop_at: u64, tell: Sender<()>) -> Self {
         Self(Arc::new(Mutex::new(State {
-            files: lengths.iter().map(|len| Medium::new(*len)).collect(),
+            files: lengths.iter().map(|len| CachedFile::new(*len)).collect(),
             pending: Vec::new(),
             ios: 0,
             random: Random::new(seed),

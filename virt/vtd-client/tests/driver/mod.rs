@@ -20,7 +20,7 @@ use vtd::spec::registers as reg;
 use vtd::{AccessLen, Config, Progress, Unit};
 use vtd_client::{DomainInvalidator, InvalidationQueue, QueueConfig, Registers};
 
-use vtd_guest::{DISK, Guest, Outbox, QUEUE, ROOT, STATUS};
+use vtd_guest::{DISK, Guest, QUEUE, ROOT, RecordingSink, STATUS};
 
 pub const DID: u16 = 7;
 /// Table pages: 2 MiB of guest memory.
@@ -76,7 +76,7 @@ unsafe impl TableMemory for GuestTables {
 /// The unit's owner.
 pub struct Owner {
     pub unit: Unit,
-    out: Outbox,
+    out: RecordingSink,
     mem: ArrayMem,
     since: Instant,
 }
@@ -193,7 +193,7 @@ pub fn machine(guest: &Guest) -> Machine {
     Machine {
         owner: Arc::new(Mutex::new(Owner {
             unit: Unit::new(Config::default()),
-            out: Outbox::default(),
+            out: RecordingSink::default(),
             mem: guest.mem.clone(),
             since: Instant::now(),
         })),
