@@ -30,7 +30,7 @@ impl ReuseCache for Nothing {
     fn acquire(&mut self, key: Key, _: u64) -> Option<IovaRange> {
         IovaRange::new(IovaPfn::of(address::Iova::new(key.phys().raw())), 1)
     }
-    fn adopt(&mut self, _: Key, _: IovaRange, _: u64) {}
+    fn insert(&mut self, _: Key, _: IovaRange, _: u64) {}
     fn release(&mut self, _: Key, range: IovaRange, _: u64, _: &mut Batch) -> Released {
         black_box(range);
         Released::Kept
@@ -65,7 +65,7 @@ fn drive<C: ReuseCache>(cache: &mut C, keys: &[Key]) -> (f64, Counts) {
         let range = cache.acquire(key, now_ns).unwrap_or_else(|| {
             fresh += 1;
             let range = IovaRange::new(IovaPfn::new(fresh), 1).expect("a page");
-            cache.adopt(key, range, now_ns);
+            cache.insert(key, range, now_ns);
             range
         });
         window.push_back((key, range));

@@ -88,13 +88,13 @@ impl ReuseCache for LruCache {
         self.slots.take_out(found);
         self.slots.give_back(found.place);
         let &mut Kept { range, since_ns } = self.slots.value_mut(found.place);
-        self.own.windows.record(now_ns.saturating_sub(since_ns));
+        self.own.stale_times.record(now_ns.saturating_sub(since_ns));
         self.own.hits += 1;
         Some(range.range())
     }
 
     #[inline]
-    fn adopt(&mut self, _key: Key, _range: IovaRange, _now_ns: u64) {}
+    fn insert(&mut self, _key: Key, _range: IovaRange, _now_ns: u64) {}
 
     #[inline]
     fn release(&mut self, key: Key, range: IovaRange, now_ns: u64, batch: &mut Batch) -> Released {
@@ -141,7 +141,7 @@ impl ReuseCache for LruCache {
     fn torn_down(&mut self, batch: &mut Batch, now_ns: u64) {
         for gone in batch.take() {
             let window = now_ns.saturating_sub(gone.since_ns);
-            self.own.windows.record(window);
+            self.own.stale_times.record(window);
             self.slots.give_back(gone.place);
         }
     }

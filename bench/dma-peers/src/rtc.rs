@@ -113,7 +113,7 @@ impl RtcCache {
     }
 
     /// Adds an entry in use; the key is not in the tree.
-    fn insert(&mut self, key: Key, range: PackedRange) -> u32 {
+    fn insert_node(&mut self, key: Key, range: PackedRange) -> u32 {
         let entry = Entry {
             key,
             range,
@@ -216,7 +216,7 @@ impl ReuseCache for RtcCache {
                 entry.is_reusing = true;
                 self.own.stale -= 1;
                 self.own
-                    .windows
+                    .stale_times
                     .record(now_ns.saturating_sub(entry.since_ns));
                 self.own.hits += 1;
                 return Some(entry.range.range());
@@ -226,11 +226,11 @@ impl ReuseCache for RtcCache {
         None
     }
 
-    fn adopt(&mut self, key: Key, range: IovaRange, _now_ns: u64) {
+    fn insert(&mut self, key: Key, range: IovaRange, _now_ns: u64) {
         if let Some(range) = PackedRange::new(range)
             && self.get(key).is_none()
         {
-            self.insert(key, range);
+            self.insert_node(key, range);
         }
     }
 
@@ -242,7 +242,7 @@ impl ReuseCache for RtcCache {
             // Over while it was in use.
             None if self.is_from_first => return Released::TearDown,
             // Made on another core, or not adopted.
-            None => self.insert(key, range),
+            None => self.insert_node(key, range),
             Some(number) => number,
         };
         let entry = &mut self.entries[number as usize];
@@ -294,7 +294,7 @@ impl ReuseCache for RtcCache {
     fn torn_down(&mut self, batch: &mut Batch, now_ns: u64) {
         for gone in batch.take() {
             let window = now_ns.saturating_sub(gone.since_ns);
-            self.own.windows.record(window);
+            self.own.stale_times.record(window);
             self.own.stale -= 1;
             self.free.push(gone.place);
         }

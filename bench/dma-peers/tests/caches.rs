@@ -48,7 +48,7 @@ impl Owner {
                 self.fresh += 1;
                 let range = IovaRange::new(IovaPfn::new(self.fresh), 1).expect("one page");
                 self.hardware.entries.insert(self.fresh, phys);
-                self.cache.adopt(key, range, self.now);
+                self.cache.insert(key, range, self.now);
                 range
             }
         };

@@ -29,7 +29,7 @@ fn accesses_and_sizes_do_not_alias() {
     let caches: [&mut dyn ReuseCache; 2] = [&mut LruCache::new(8, 100), &mut RtcCache::new(100)];
     for cache in caches {
         let read = of(1, Access::Read);
-        cache.adopt(read, iova(7), 0);
+        cache.insert(read, iova(7), 0);
         let kept = cache.release(read, iova(7), 0, &mut batch);
         assert_eq!(kept, Released::Kept);
         for (pages, access) in [
@@ -49,7 +49,7 @@ fn a_range_too_long_for_a_word_is_not_kept() {
     let long = IovaRange::new(IovaPfn::new(0), 1 << 20).expect("in the space");
     let caches: [&mut dyn ReuseCache; 2] = [&mut LruCache::new(4, 10), &mut RtcCache::new(10)];
     for cache in caches {
-        cache.adopt(page(1), long, 0);
+        cache.insert(page(1), long, 0);
         assert_eq!(cache.acquire(page(1), 0), None);
         let released = cache.release(page(1), long, 0, &mut batch);
         assert_eq!(released, Released::TearDown);
@@ -72,7 +72,7 @@ fn rtc_entries_rest_for_three_to_four_cycles() {
         assert_eq!(cache.expire(last_ns + 1, &mut batch), Progress::Done);
         assert_eq!(numbers(&batch), [1]);
         cache.torn_down(&mut batch, last_ns + 1);
-        assert!(cache.counts().windows.max_ns <= 400, "four cycles");
+        assert!(cache.counts().stale_times.max_ns <= 400, "four cycles");
     }
 }
 

@@ -327,7 +327,7 @@ fn back_to_zero<A: IovaAllocator>(shared: &Shared<A>, cores: &mut [Core<'_, A>])
     assert_eq!(risk.stale_now, 0, "stale mappings");
     if shared.is_strict {
         assert_eq!(
-            (risk.stale_max, risk.windows.max_ns),
+            (risk.stale_max, risk.stale_times.max_ns),
             (0, 0),
             "stale mappings"
         );

@@ -192,13 +192,13 @@ impl Endpoint {
                 let range = range.context("more addresses than there are")?;
                 self.iovas.insert(range, iova);
                 if let Some(cache) = &mut self.cache {
-                    cache.adopt(key, range, now_ns);
+                    cache.insert(key, range, now_ns);
                 }
                 range
             }
         };
         if let Some(sharing) = &self.sharing {
-            SharingTable::adopt(sharing, key, range);
+            SharingTable::insert(sharing, key, range);
         }
         Ok(range)
     }
@@ -409,7 +409,7 @@ fn bytes(calls: &Calls) -> Result<[f64; 2]> {
                 IovaRange::new(IovaPfn::new(fresh), key.pages())
             });
             let range = range.context("more addresses than there are")?;
-            cache.adopt(key, range, 0);
+            cache.insert(key, range, 0);
             let _ = cache.release(key, range, 0, &mut batch);
         }
     }

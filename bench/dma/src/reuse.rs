@@ -98,7 +98,7 @@ impl<'a> Player<'a> {
                     let range = match cache {
                         Some(cache) => cache.acquire(key, self.now_ns).unwrap_or_else(|| {
                             let range = self.range(u64::from(pages));
-                            cache.adopt(key, range, self.now_ns);
+                            cache.insert(key, range, self.now_ns);
                             range
                         }),
                         None => self.range(u64::from(pages)),

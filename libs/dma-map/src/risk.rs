@@ -31,7 +31,7 @@ pub struct Risk {
     pub stale_max: u64,
     /// Times for which mappings were stale: longest and histogram. Mappings that are still stale
     /// are not in it.
-    pub windows: StaleTimeHistogram,
+    pub stale_times: StaleTimeHistogram,
     /// Promised bounds, for all cores together.
     pub contract: RiskContract,
 }
@@ -44,21 +44,24 @@ impl Risk {
     /// The first bound that did not hold.
     pub fn check(&self, slack_ns: u64) -> Result<(), Violation> {
         let stale_max = self.stale_max.max(self.stale_now);
-        self.contract.check(stale_max, &self.windows, slack_ns)
+        self.contract.check(stale_max, &self.stale_times, slack_ns)
     }
 
     /// Combines a guest's mapper with its host's: memory that the guest unmapped stays in reach
     /// until both have released it, so counts and windows are summed. The histogram holds the
     /// windows of both, one beside the other.
     pub fn over(&self, host: &Self) -> Self {
-        let mut windows = self.windows;
-        windows.add(&host.windows);
-        windows.max_ns = self.windows.max_ns.saturating_add(host.windows.max_ns);
+        let mut stale_times = self.stale_times;
+        stale_times.add(&host.stale_times);
+        stale_times.max_ns = self
+            .stale_times
+            .max_ns
+            .saturating_add(host.stale_times.max_ns);
         Self {
             is_unprotected: self.is_unprotected && host.is_unprotected,
             stale_now: self.stale_now.saturating_add(host.stale_now),
             stale_max: self.stale_max.saturating_add(host.stale_max),
-            windows,
+            stale_times,
             contract: self.contract.and(host.contract),
         }
     }
@@ -116,7 +119,7 @@ impl RiskContract {
     pub fn check(
         &self,
         stale_max: u64,
-        windows: &StaleTimeHistogram,
+        stale_times: &StaleTimeHistogram,
         slack_ns: u64,
     ) -> Result<(), Violation> {
         if let Some(bound) = self.max_stale
@@ -125,7 +128,7 @@ impl RiskContract {
             let seen = stale_max;
             return Err(Violation::Stale { seen, bound });
         }
-        let seen_ns = windows.max_ns;
+        let seen_ns = stale_times.max_ns;
         match self.max_age_ns.map(|age| age.saturating_add(slack_ns)) {
             Some(bound_ns) if seen_ns > bound_ns => Err(Violation::Age { seen_ns, bound_ns }),
             _ => Ok(()),
@@ -232,7 +235,7 @@ pub struct Counts {
     /// Most stale mappings at one time.
     pub stale_max: u64,
     /// Times for which mappings were stale, including those that were found again.
-    pub windows: StaleTimeHistogram,
+    pub stale_times: StaleTimeHistogram,
     /// Mappings known now, live ones included.
     pub entries: u64,
     /// Mappings that had to go to make room.
@@ -250,7 +253,7 @@ impl Counts {
         self.misses += other.misses;
         self.stale += other.stale;
         self.stale_max += other.stale_max;
-        self.windows.add(&other.windows);
+        self.stale_times.add(&other.stale_times);
         self.entries += other.entries;
         self.evicted += other.evicted;
         self.expired += other.expired;
@@ -303,9 +306,9 @@ impl Counters {
         bucket.store(bucket.load(Ordering::Relaxed) + count, Ordering::Relaxed);
     }
 
-    /// Adds these counts to `windows`. Returns the most at one time.
-    pub(crate) fn add_to(&self, windows: &mut StaleTimeHistogram) -> u64 {
-        windows.add(&StaleTimeHistogram {
+    /// Adds these counts to `stale_times`. Returns the most at one time.
+    pub(crate) fn add_to(&self, stale_times: &mut StaleTimeHistogram) -> u64 {
+        stale_times.add(&StaleTimeHistogram {
             max_ns: self.longest_ns.load(Ordering::Relaxed),
             buckets: core::array::from_fn(|i| self.buckets[i].load(Ordering::Relaxed)),
         });

@@ -459,7 +459,7 @@ impl<A: IovaAllocator> Run<A> {
         let risk = self.world.mapper.risk();
         assert_eq!(risk.stale_now, 0);
         if self.is_strict {
-            assert_eq!((risk.stale_max, risk.windows.max_ns), (0, 0));
+            assert_eq!((risk.stale_max, risk.stale_times.max_ns), (0, 0));
         }
         risk.check(TICK).expect("as promised");
         drop(self.cores);

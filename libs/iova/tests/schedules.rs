@@ -55,30 +55,30 @@ fn chunks(supply: Chunks, retires: bool) -> impl Fn() + Send + Sync + 'static {
 fn given_back() {
     // Two of a word, whose mark is one.
     const GIVEN: usize = (2 * CHUNK_PAGES / WATCHED) as usize;
-    let strangers = 3 + any(5) as usize;
+    let remotes = 3 + any(5) as usize;
     let last = IovaPfn::new(4 * CHUNK_PAGES - 1);
     let aperture = Aperture::new(IovaPfn::new(0), last, &[]).expect("pages");
-    let space = ChunkAllocator::new(aperture, strangers + 1).expect("cores");
+    let space = ChunkAllocator::new(aperture, remotes + 1).expect("cores");
     let request = Request::pages(WATCHED / 2);
     let mut owner = space.claim(CoreId(0)).expect("free");
     let mut out: Vec<_> = (0..GIVEN)
         .map(|_| owner.alloc(request).expect("free"))
         .collect();
-    let threads: Vec<_> = (1..=strangers)
+    let threads: Vec<_> = (1..=remotes)
         .map(|core| {
-            let mut stranger = space.claim(CoreId(core)).expect("free");
-            let given = out.split_off(out.len() - out.len() / (strangers + 2 - core));
+            let mut remote = space.claim(CoreId(core)).expect("free");
+            let given = out.split_off(out.len() - out.len() / (remotes + 2 - core));
             thread::spawn(move || {
                 for range in given {
                     if any(2) == 0 {
-                        stranger.free(range).expect("it is ours to free");
+                        remote.free(range).expect("it is ours to free");
                     } else {
-                        let pinned = stranger.pin(range).expect("it is ours to free");
-                        stranger.free_pinned(pinned);
+                        let pinned = remote.pin(range).expect("it is ours to free");
+                        remote.free_pinned(pinned);
                     }
                 }
                 // Kept: a handle that is dropped parks.
-                stranger
+                remote
             })
         })
         .collect();
@@ -109,10 +109,10 @@ fn given_back() {
 /// Remote cores pin what its owner frees, and the owner retires the chunk: one of them comes too
 /// late.
 fn pins_and_retires() {
-    let strangers = 3 + any(5) as usize;
+    let remotes = 3 + any(5) as usize;
     let last = IovaPfn::new(2 * CHUNK_PAGES - 1);
     let aperture = Aperture::new(IovaPfn::new(0), last, &[]).expect("pages");
-    let space = ChunkAllocator::retiring(aperture, strangers + 1).expect("cores");
+    let space = ChunkAllocator::retiring(aperture, remotes + 1).expect("cores");
     let request = Request::pages(WATCHED);
     let mut owner = space.claim(CoreId(0)).expect("free");
     // The last chunk stays its owner's: there is one more.
@@ -125,14 +125,14 @@ fn pins_and_retires() {
         owner.free(range).expect("allocated");
     }
     let shared = Shared::default();
-    let threads: Vec<_> = (1..=strangers)
+    let threads: Vec<_> = (1..=remotes)
         .map(|core| {
-            let mut stranger = space.claim(CoreId(core)).expect("free");
+            let mut remote = space.claim(CoreId(core)).expect("free");
             let (shared, contested) = (Arc::clone(&shared), contested.clone());
             thread::spawn(move || {
                 let range = contested[core % contested.len()];
                 for _ in 0..2 {
-                    let Ok(pinned) = stranger.pin(range) else {
+                    let Ok(pinned) = remote.pin(range) else {
                         continue;
                     };
                     let mut held = known(&shared);
@@ -144,7 +144,7 @@ fn pins_and_retires() {
                     let at = held.held.iter().position(|held| *held == range);
                     held.held.swap_remove(at.expect("it was put there"));
                     drop(held);
-                    stranger.unpin(pinned);
+                    remote.unpin(pinned);
                 }
             })
         })

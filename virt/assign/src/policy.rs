@@ -88,7 +88,7 @@ fn ns(age: Duration) -> u64 {
 pub(crate) struct Account {
     now: u64,
     max: u64,
-    windows: StaleTimeHistogram,
+    stale_times: StaleTimeHistogram,
 }
 
 impl Account {
@@ -101,7 +101,7 @@ impl Account {
     /// A mapping that was stale for so long is that no more.
     pub(crate) fn end(&mut self, ns: u64) {
         self.now -= 1;
-        self.windows.record(ns);
+        self.stale_times.record(ns);
     }
 
     /// Stale mappings now.
@@ -115,7 +115,7 @@ impl Account {
             is_unprotected: false,
             stale_now: self.now,
             stale_max: self.max,
-            windows: self.windows,
+            stale_times: self.stale_times,
             contract: policy.contract(),
         }
     }

@@ -304,7 +304,7 @@ struct Worst {
 impl Worst {
     fn add(&mut self, facts: &Facts) {
         self.stale_max = self.stale_max.max(facts.risk.stale_max);
-        self.age_ns = self.age_ns.max(facts.risk.windows.max_ns);
+        self.age_ns = self.age_ns.max(facts.risk.stale_times.max_ns);
         self.tick_max_ns = self.tick_max_ns.max(facts.tick_max_ns);
         self.broken += usize::from(!facts.is_within_bound);
         self.runs += 1;

@@ -283,7 +283,7 @@ fn device_figures(device: &AssignedDevice, address: String) -> DeviceFigures {
         guest_pages_peak,
         stale: risk.stale_now,
         stale_max: risk.stale_max,
-        stale_ns_max: risk.windows.max_ns,
+        stale_ns_max: risk.stale_times.max_ns,
         stale_allowed: risk.contract.max_stale,
         stale_ns_allowed: risk.contract.max_age_ns,
         longest_call_ns,

@@ -13,7 +13,7 @@
 //! ```text
 //! if alone so far          { submit(own) if idle, else wait until idle, until another core posts,
 //!                            or until it is time to call }
-//! (generation, place) = post; put(range)
+//! (generation, place) = join(); put(range)
 //! if place = 0             { wait until batch generation - 1 is complete; await others a little }
 //! if place = 0 or awaited  { count = close(generation) }            // unless another core has
 //! closed:  ticket = submit(merge(ranges)); report(generation, ticket); wait(ticket)
@@ -94,11 +94,11 @@ const BUSY_LOOKS: u32 = 4 * LOOKS;
 pub const GATHER_LOOKS: u32 = 512;
 /// Number of waits for busy hardware in a row, none of them short, after which a core joins others,
 /// and calls them.
-const PRESSED: u32 = if cfg!(any(loom, shuttle)) { 0 } else { 4 };
+const CONTENDED: u32 = if cfg!(any(loom, shuttle)) { 0 } else { 4 };
 /// Most such waits before a core whose call no other core joined calls again.
 const PRESSED_MAX: u32 = 256;
 /// Number of generations that a core joins before it tries again to submit alone.
-const MEETINGS: u32 = 256;
+const JOINS: u32 = 256;
 /// A wait is short if it is less than this fraction of the time of the core's own batch.
 const SHORT: u32 = 4;
 
@@ -106,10 +106,10 @@ const SHORT: u32 = 4;
 #[derive(Default)]
 struct JoinPolicy {
     /// Number of generations that it still joins.
-    meetings: AtomicU32,
+    joins_left: AtomicU32,
     /// Waits for busy hardware in a row, none of them short.
-    pressed: AtomicU32,
-    /// Number of such waits after which it calls; [`PRESSED`] at least.
+    contended: AtomicU32,
+    /// Number of such waits after which it calls; [`CONTENDED`] at least.
     calls_at: AtomicU32,
     /// Polls for its own batch, when it last submitted alone.
     own: AtomicU32,
@@ -120,48 +120,48 @@ struct JoinPolicy {
 
 impl JoinPolicy {
     #[inline]
-    fn meets(&self) -> bool {
-        self.meetings.load(Ordering::Relaxed) > 0
+    fn joins(&self) -> bool {
+        self.joins_left.load(Ordering::Relaxed) > 0
     }
 
     /// Number of polls of busy hardware after which it joins others.
     #[inline]
     fn joins_after(&self) -> u32 {
-        match self.pressed.load(Ordering::Relaxed) >= PRESSED {
+        match self.contended.load(Ordering::Relaxed) >= CONTENDED {
             true => 0,
             false => 2 * self.own.load(Ordering::Relaxed).min(BUSY_LOOKS),
         }
     }
 
     fn calls_at(&self) -> u32 {
-        self.calls_at.load(Ordering::Relaxed).max(PRESSED)
+        self.calls_at.load(Ordering::Relaxed).max(CONTENDED)
     }
 
     /// Records a batch submitted alone: the polls of busy hardware, and the polls for the core's
     /// own batch.
     #[inline]
     fn waited(&self, looks: u32, own: u32) {
-        let before = self.pressed.load(Ordering::Relaxed);
-        let pressed = match looks > 0 && looks.saturating_mul(SHORT) >= own {
+        let before = self.contended.load(Ordering::Relaxed);
+        let contended = match looks > 0 && looks.saturating_mul(SHORT) >= own {
             true => before.saturating_add(1),
             false => 0,
         };
-        if pressed != before {
-            self.pressed.store(pressed, Ordering::Relaxed);
+        if contended != before {
+            self.contended.store(contended, Ordering::Relaxed);
         }
         self.own.store(own, Ordering::Relaxed);
     }
 
     /// Records a post: whether other cores had posted.
-    fn met(&self, others: bool) {
-        let (meetings, pressed, calls_at) = match self.meetings.load(Ordering::Relaxed) {
+    fn joined(&self, others: bool) {
+        let (joins_left, contended, calls_at) = match self.joins_left.load(Ordering::Relaxed) {
             _ if !others => (0, 0, (2 * self.calls_at()).min(PRESSED_MAX)),
             // One wait that is not short brings it back.
-            0 => (MEETINGS, PRESSED.saturating_sub(1), 0),
-            left => (left - 1, PRESSED.saturating_sub(1), 0),
+            0 => (JOINS, CONTENDED.saturating_sub(1), 0),
+            left => (left - 1, CONTENDED.saturating_sub(1), 0),
         };
-        self.meetings.store(meetings, Ordering::Relaxed);
-        self.pressed.store(pressed, Ordering::Relaxed);
+        self.joins_left.store(joins_left, Ordering::Relaxed);
+        self.contended.store(contended, Ordering::Relaxed);
         self.calls_at.store(calls_at, Ordering::Relaxed);
     }
 }
@@ -169,7 +169,7 @@ impl JoinPolicy {
 /// Meeting point for the unmaps of a domain's cores.
 pub struct Combiner {
     generations: Generations,
-    habits: Box<[CachePadded<JoinPolicy>]>,
+    policies: Box<[CachePadded<JoinPolicy>]>,
     gather_looks: u32,
 }
 
@@ -180,7 +180,7 @@ impl Combiner {
     pub fn new(cores: usize, gather_looks: u32) -> Self {
         Self {
             generations: Generations::new(),
-            habits: (0..cores.min(CORES_MAX))
+            policies: (0..cores.min(CORES_MAX))
                 .map(|_| CachePadded::default())
                 .collect(),
             gather_looks,
@@ -201,18 +201,18 @@ impl Combiner {
     ) -> Result<(), InvalidateError> {
         let own = [Command::Pages(range)];
         let enough = invalidator.meets_from();
-        let habit = match self.habits.get(core) {
-            Some(habit) if enough <= self.habits.len() => habit,
+        let policy = match self.policies.get(core) {
+            Some(policy) if enough <= self.policies.len() => policy,
             // So many cores never meet.
             _ => return invalidator.flush(&own),
         };
-        if !habit.meets()
-            && let Some((ticket, looks)) = self.go_alone(invalidator, habit, &own)?
+        if !policy.joins()
+            && let Some((ticket, looks)) = self.go_alone(invalidator, policy, &own)?
         {
-            habit.waited(looks, wait(invalidator, ticket)?);
+            policy.waited(looks, wait(invalidator, ticket)?);
             return Ok(());
         }
-        self.meet(invalidator, enough, habit, range)
+        self.join_batch(invalidator, enough, policy, range)
     }
 
     /// Submits as soon as the hardware is idle. Returns the ticket and the number of polls; `None`
@@ -221,10 +221,10 @@ impl Combiner {
     fn go_alone<I: Invalidator>(
         &self,
         invalidator: &I,
-        habit: &JoinPolicy,
+        policy: &JoinPolicy,
         own: &[Command],
     ) -> Result<Option<(Ticket, u32)>, InvalidateError> {
-        let joins_after = habit.joins_after();
+        let joins_after = policy.joins_after();
         let mut spin = Spin::default();
         let mut looks = 0;
         loop {
@@ -238,7 +238,7 @@ impl Combiner {
             if let Some(ticket) = submitted {
                 return Ok(Some((ticket, looks)));
             }
-            if looks == 0 && habit.pressed.load(Ordering::Relaxed) >= habit.calls_at() {
+            if looks == 0 && policy.contended.load(Ordering::Relaxed) >= policy.calls_at() {
                 return Ok(None);
             }
             looks = spin.wait();
@@ -246,27 +246,27 @@ impl Combiner {
     }
 
     /// Posts, and ensures that the generation is closed, by this core or another.
-    fn meet<I: Invalidator>(
+    fn join_batch<I: Invalidator>(
         &self,
         invalidator: &I,
         enough: usize,
-        habit: &JoinPolicy,
+        policy: &JoinPolicy,
         range: IovaRange,
     ) -> Result<(), InvalidateError> {
         let own = [Command::Pages(range)];
         let all = &self.generations;
-        let left = habit.left.load(Ordering::Relaxed);
+        let left = policy.left.load(Ordering::Relaxed);
         // Where none was left, `open` is not read: that would cost each request a line's transfer.
         if left != 0 && left == all.open() {
             // A second post of one core could make more of them than there is room for. Any other
             // core that was left in there finds that it is alone.
-            let post = BatchTicket {
+            let batch_ticket = BatchTicket {
                 generation: left,
                 place: 0,
                 is_awaited: false,
             };
             if all.is_reported(left - 1)
-                && let Some(count) = all.close(post)
+                && let Some(count) = all.close(batch_ticket)
             {
                 all.take(left, count);
                 all.report(left, None);
@@ -274,28 +274,28 @@ impl Combiner {
             return invalidator.flush(&own);
         }
         if left != 0 {
-            habit.left.store(0, Ordering::Relaxed);
+            policy.left.store(0, Ordering::Relaxed);
         }
-        let post = all.post();
-        let is_next = || all.is_reported(post.generation - 1);
+        let batch_ticket = all.join();
+        let is_next = || all.is_reported(batch_ticket.generation - 1);
         // Beyond this place a domain command is cheaper anyway, and the range is not needed.
-        if post.place + 1 < invalidator.whole_domain_from() {
-            all.put(post, range);
+        if batch_ticket.place + 1 < invalidator.whole_domain_from() {
+            all.put(batch_ticket, range);
         }
-        let closes = match post.place {
-            0 => self.stand_first(invalidator, enough, post.generation),
+        let closes = match batch_ticket.place {
+            0 => self.stand_first(invalidator, enough, batch_ticket.generation),
             // The first would see only a line's transfer from now that enough have posted.
-            place => post.is_awaited && place + 1 == enough && is_next(),
+            place => batch_ticket.is_awaited && place + 1 == enough && is_next(),
         };
-        let mut closed = closes.then(|| all.close(post)).flatten();
+        let mut closed = closes.then(|| all.close(batch_ticket)).flatten();
         let mut spin = Spin::default();
         loop {
             if let Some(count) = closed {
-                habit.met(count >= enough);
-                return self.lead(invalidator, enough, post, count, range);
+                policy.joined(count >= enough);
+                return self.lead(invalidator, enough, batch_ticket, count, range);
             }
-            if let Poll::Ready(ticket) = all.outcome(post.generation) {
-                habit.met(ticket.is_some());
+            if let Poll::Ready(ticket) = all.outcome(batch_ticket.generation) {
+                policy.joined(ticket.is_some());
                 return match ticket {
                     Some(ticket) => wait(invalidator, ticket).map(drop),
                     None => invalidator.flush(&own),
@@ -303,11 +303,13 @@ impl Combiner {
             }
             let looks = spin.wait();
             if looks % LOOKS == 0 && is_next() {
-                closed = all.close(post);
+                closed = all.close(batch_ticket);
             }
             if looks >= PATIENCE && closed.is_none() {
-                habit.left.store(post.generation, Ordering::Relaxed);
-                habit.met(false);
+                policy
+                    .left
+                    .store(batch_ticket.generation, Ordering::Relaxed);
+                policy.joined(false);
                 return invalidator.flush(&own);
             }
         }
@@ -354,12 +356,12 @@ impl Combiner {
         &self,
         invalidator: &I,
         enough: usize,
-        post: BatchTicket,
+        batch_ticket: BatchTicket,
         count: usize,
         range: IovaRange,
     ) -> Result<(), InvalidateError> {
-        let mut ranges = self.generations.take(post.generation, count);
-        if let Some(own) = ranges.get_mut(post.place) {
+        let mut ranges = self.generations.take(batch_ticket.generation, count);
+        if let Some(own) = ranges.get_mut(batch_ticket.place) {
             *own = Some(range);
         }
         let mut commands = [Command::Domain; RANGES];
@@ -371,7 +373,7 @@ impl Combiner {
             invalidator.submit(merge(&mut ranges[..count], &mut commands))
         };
         let ticket = submitted.ok().filter(|_| count >= enough);
-        self.generations.report(post.generation, ticket);
+        self.generations.report(batch_ticket.generation, ticket);
         wait(invalidator, submitted?).map(drop)
     }
 }

@@ -373,7 +373,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
             Cache::Idle(cache) => cache.missed(),
             Cache::Shared(table) => {
                 let range = IovaRange::new(allocated.first(), pages);
-                table.adopt(key, range.expect("within what was allocated"));
+                table.insert(key, range.expect("within what was allocated"));
             }
             Cache::Never => {}
         }
@@ -428,7 +428,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         // Mappings that other cores have unmapped can be freed as soon as those cores run.
         let shared = &self.shared;
         let is_stale = || shared.lines().iter().any(|line| line.stale() > 0);
-        let _ = shared.flush_if(|| is_stale() || shared.orphans.lock().stale() > 0);
+        let _ = shared.flush_if(|| is_stale() || shared.abandoned.lock().stale() > 0);
         // The deferred work of dropped cores that this flush or an earlier one has covered becomes
         // free with it.
         self.process_notices();

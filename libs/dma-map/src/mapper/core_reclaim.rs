@@ -148,7 +148,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
 
     /// Frees what dropped cores could not give back, where a flush has covered it since.
     pub(super) fn free_abandoned(&mut self) {
-        let mut abandoned = self.shared.orphans.lock();
+        let mut abandoned = self.shared.abandoned.lock();
         self.shared.has_orphans.store(false, Ordering::Relaxed);
         let safe = core::mem::take(&mut abandoned.safe);
         drop(abandoned);
@@ -168,7 +168,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> MapperCore<A, T, I, C
         }
         if !left.is_empty() {
             // The next core that comes here tries again.
-            self.shared.orphans.lock().safe.append(&mut left);
+            self.shared.abandoned.lock().safe.append(&mut left);
             self.shared.has_orphans.store(true, Ordering::Relaxed);
         }
     }

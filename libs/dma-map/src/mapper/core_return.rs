@@ -194,9 +194,9 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> Drop for MapperCore<A
         // A tick may have torn some down since; from here on no other thread takes any of this
         // core's.
         let mut leaving = line.leaving.lock();
-        let mut orphans = self.shared.orphans.lock();
+        let mut abandoned = self.shared.abandoned.lock();
         let mut wait = |pinned, since_ns| {
-            orphans
+            abandoned
                 .waiting
                 .push(AbandonedWork::Mapping(pinned, since_ns))
         };
@@ -217,12 +217,12 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> Drop for MapperCore<A
         self.queue
             .take(u64::MAX, (), |(), pinned, since_ns| wait(pinned, since_ns));
         let chunks = self.quarantine.drain(..);
-        orphans
+        abandoned
             .waiting
             .extend(chunks.map(|(chunk, table)| AbandonedWork::Chunk(chunk, table, now)));
-        orphans.count();
+        abandoned.count();
         line.settle();
-        drop((orphans, leaving));
+        drop((abandoned, leaving));
         *line.left.lock() = core::mem::take(&mut self.cache);
     }
 }

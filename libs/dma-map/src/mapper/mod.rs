@@ -65,7 +65,7 @@
 //! 1. `flush`, of the mapper, or `leaving`, of a core, for the teardown of its cached mappings:
 //!    never two of these. The hardware is waited for with them held.
 //! 2. That of the deferred work of dropped cores, of the mapper; `expirer`, of a core, and
-//!    `outside`, of its slab: held briefly, one at a time.
+//!    `expiry_scan`, of its slab: held briefly, one at a time.
 //! 3. `reuse` and `left`, of a core, and a shard of the sharing table: with no other.
 //!
 //! A map or an unmap takes none but, where pages are shared, that of a shard. When something is
@@ -124,7 +124,7 @@ use crate::reuse::SharingTable;
 use crate::risk::{Counts, Risk, RiskContract, StaleTimeHistogram};
 use crate::table::{IoMap, PageTable, TableStats};
 use reclaim::Reclaim;
-use shared::{Flush, Orphans, Shared};
+use shared::{AbandonedQueue, Flush, Shared};
 
 /// Parts that a mapper works with.
 pub struct Domain<A, T, I, C> {
@@ -222,7 +222,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> DmaMapper<A, T, I, C>
             sharing: matches!(policy.reuse, Reuse::Shared)
                 .then(|| SharingTable::new(SHARED_PER_CORE * cores, 4 * cores)),
             reclaim,
-            orphans: Lock::new(Orphans::default()),
+            abandoned: Lock::new(AbandonedQueue::default()),
             has_orphans: AtomicBool::new(false),
             allocator: domain.allocator,
             table: domain.table,
@@ -289,29 +289,29 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> DmaMapper<A, T, I, C>
     /// them: see [`MapperCore::publish`].
     pub fn risk(&self) -> Risk {
         let shared = &*self.0;
-        let mut windows = StaleTimeHistogram::EMPTY;
+        let mut stale_times = StaleTimeHistogram::EMPTY;
         let (mut stale_now, mut stale_max) = (0, 0);
         for line in shared.lines() {
             let queued = line.stale();
             stale_now += queued;
-            stale_max += line.counters.add_to(&mut windows).max(queued);
+            stale_max += line.counters.add_to(&mut stale_times).max(queued);
             let idle = line.reuse_counts();
             stale_now += idle.stale;
             stale_max += idle.stale_max;
-            windows.add(&idle.windows);
+            stale_times.add(&idle.stale_times);
         }
         // After the lines: a mapping on its way from there to here is counted twice rather than not
         // at all.
-        let orphans = shared.orphans.lock();
-        windows.add(&orphans.windows);
-        stale_now += orphans.stale();
-        stale_max += orphans.stale_max;
-        drop(orphans);
+        let abandoned = shared.abandoned.lock();
+        stale_times.add(&abandoned.stale_times);
+        stale_now += abandoned.stale();
+        stale_max += abandoned.stale_max;
+        drop(abandoned);
         Risk {
             is_unprotected: shared.policy.is_off,
             stale_now,
             stale_max,
-            windows,
+            stale_times,
             contract: self.contract(),
         }
     }

@@ -25,19 +25,19 @@ pub(super) enum AbandonedWork {
 
 /// Deferred work of dropped cores, before and after a flush.
 #[derive(Default)]
-pub(super) struct Orphans {
+pub(super) struct AbandonedQueue {
     pub(super) waiting: Vec<AbandonedWork>,
     pub(super) safe: Vec<AbandonedWork>,
     /// Most mappings that waited at one time.
     pub(super) stale_max: u64,
     /// Of mappings that no longer wait.
-    pub(super) windows: StaleTimeHistogram,
+    pub(super) stale_times: StaleTimeHistogram,
 }
 
-impl Orphans {
+impl AbandonedQueue {
     /// Number of mappings that wait. To be read after the lines: see [`CoreLines::settle`].
     pub(super) fn stale(&self) -> u64 {
-        let is_mapping = |orphan: &&AbandonedWork| matches!(orphan, AbandonedWork::Mapping(..));
+        let is_mapping = |work: &&AbandonedWork| matches!(work, AbandonedWork::Mapping(..));
         self.waiting.iter().filter(is_mapping).count() as u64
     }
 
@@ -48,7 +48,7 @@ impl Orphans {
 
     /// Whether something has waited for `age` at `now`.
     fn is_due(&self, now: u64, age: u64) -> bool {
-        self.waiting.iter().any(|orphan| match orphan {
+        self.waiting.iter().any(|work| match work {
             AbandonedWork::Mapping(_, since_ns) | AbandonedWork::Chunk(.., since_ns) => {
                 now.saturating_sub(*since_ns) >= age
             }
@@ -84,7 +84,7 @@ pub(super) struct Shared<A, T, I, C> {
     pub(super) sharing: Option<Arc<SharingTable>>,
     /// Release of table pages; none where the mapper keeps them.
     pub(super) reclaim: Option<Reclaim<T>>,
-    pub(super) orphans: Lock<Orphans>,
+    pub(super) abandoned: Lock<AbandonedQueue>,
     /// Some of them are safe. Written with the lock held.
     pub(super) has_orphans: AtomicBool,
 }
@@ -108,7 +108,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> Shared<A, T, I, C> {
     /// holds the lock.
     pub(super) fn flush_holding(&self, flush: &mut Flush) -> Result<(), InvalidateError> {
         self.note(flush);
-        let orphans = self.orphans.lock().waiting.len();
+        let abandoned = self.abandoned.lock().waiting.len();
         self.invalidator.flush(&[Command::Domain])?;
         let now = self.clock.now();
         self.clock.advance(now);
@@ -125,8 +125,8 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> Shared<A, T, I, C> {
             mine.retired_covered.store(retired, Ordering::Release);
             mine.notify();
         }
-        if orphans > 0 {
-            self.let_go_of_orphans(orphans, now);
+        if abandoned > 0 {
+            self.release_abandoned(abandoned, now);
         }
         Ok(())
     }
@@ -144,13 +144,13 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> Shared<A, T, I, C> {
     }
 
     #[cold]
-    fn let_go_of_orphans(&self, count: usize, now: u64) {
-        let orphans = &mut *self.orphans.lock();
-        for orphan in orphans.waiting.drain(..count) {
-            if let AbandonedWork::Mapping(_, since_ns) = orphan {
-                orphans.windows.record(now.saturating_sub(since_ns));
+    fn release_abandoned(&self, count: usize, now: u64) {
+        let abandoned = &mut *self.abandoned.lock();
+        for work in abandoned.waiting.drain(..count) {
+            if let AbandonedWork::Mapping(_, since_ns) = work {
+                abandoned.stale_times.record(now.saturating_sub(since_ns));
             }
-            orphans.safe.push(orphan);
+            abandoned.safe.push(work);
         }
         self.has_orphans.store(true, Ordering::Relaxed);
         self.lines().iter().for_each(|line| line.flusher.notify());
@@ -279,14 +279,14 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> Shared<A, T, I, C> {
     pub(super) fn is_due(&self, now: u64) -> bool {
         self.clock.advance(now);
         let is_idle_due = self.lines().iter().any(|line| line.is_idle_due(now));
-        let orphans = self.orphans.try_lock();
-        is_idle_due || orphans.is_none_or(|orphans| self.is_flush_due(now, &orphans))
+        let abandoned = self.abandoned.try_lock();
+        is_idle_due || abandoned.is_none_or(|abandoned| self.is_flush_due(now, &abandoned))
     }
 
     /// Whether a flush would close something at `now`.
-    fn is_flush_due(&self, now: u64, orphans: &Orphans) -> bool {
+    fn is_flush_due(&self, now: u64, abandoned: &AbandonedQueue) -> bool {
         let mut lines = self.lines().iter();
-        lines.any(|line| line.is_due(now, self.age_ns)) || orphans.is_due(now, self.age_ns)
+        lines.any(|line| line.is_due(now, self.age_ns)) || abandoned.is_due(now, self.age_ns)
     }
 
     pub(super) fn tick(&self, now: u64) -> Result<(), InvalidateError> {
@@ -294,7 +294,7 @@ impl<A: IovaAllocator, T: IoMap, I: Invalidator, C: Clock> Shared<A, T, I, C> {
         let expired = self.expire(now);
         // Waits for the lock of the abandoned work, since an unnecessary flush costs all cores
         // more.
-        let is_due = self.is_flush_due(now, &self.orphans.lock());
+        let is_due = self.is_flush_due(now, &self.abandoned.lock());
         // Where another thread flushes just now, the next tick checks whether it was enough.
         if is_due && let Some(mut flush) = self.flush.try_lock() {
             self.flush_holding(&mut flush)?;

@@ -94,7 +94,7 @@ impl<P> OptimisticCache<P> {
             {
                 self.slots.take_out(found);
                 self.slots.give_back(place);
-                self.own.windows.record(now_ns.saturating_sub(since_ns));
+                self.own.stale_times.record(now_ns.saturating_sub(since_ns));
                 self.own.hits += 1;
                 return self.slots.value_mut(place).take();
             }
@@ -228,7 +228,7 @@ impl<P> OptimisticCache<P> {
     pub fn finish(&mut self, batch: &mut Batch, now_ns: u64, free: impl FnMut(P)) {
         for gone in batch.take() {
             let window = now_ns.saturating_sub(gone.since_ns);
-            self.own.windows.record(window);
+            self.own.stale_times.record(window);
             self.slab.slot(gone.place).finish();
         }
         self.sweep(free);

@@ -66,7 +66,7 @@ impl SharingTable {
     }
 
     /// A mapping of `key` for one more user; `None`: the caller makes one, and
-    /// [`adopt`](Self::adopt)s it.
+    /// [`insert`](Self::insert)s it.
     pub fn acquire(&self, key: Key) -> Option<IovaRange> {
         let shard = &mut *self.shard(key).lock();
         let Some(found) = shard.slots.find(key) else {
@@ -86,7 +86,7 @@ impl SharingTable {
 
     /// A mapping was made after a miss, and has one user. One that is not remembered ends as any
     /// other.
-    pub fn adopt(&self, key: Key, range: IovaRange) {
+    pub fn insert(&self, key: Key, range: IovaRange) {
         let Some(range) = PackedRange::new(range) else {
             return;
         };

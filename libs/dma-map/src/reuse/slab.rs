@@ -138,14 +138,14 @@ struct ExpiryScan {
     /// `OwnerHints::published` at the last scan of the slots, and the oldest time that stayed then.
     looked: Option<(u64, u64)>,
     expired: u64,
-    windows: StaleTimeHistogram,
+    stale_times: StaleTimeHistogram,
 }
 
 /// The slots of one core.
 pub struct Slab {
     residency_ns: u64,
-    notice: CachePadded<OwnerHints>,
-    outside: CachePadded<Lock<ExpiryScan>>,
+    owner_hints: CachePadded<OwnerHints>,
+    expiry_scan: CachePadded<Lock<ExpiryScan>>,
     slots: Box<[Slot]>,
 }
 
@@ -153,8 +153,8 @@ impl Slab {
     pub(super) fn new(slots: usize, residency_ns: u64) -> Self {
         Self {
             residency_ns,
-            notice: CachePadded::default(),
-            outside: CachePadded::default(),
+            owner_hints: CachePadded::default(),
+            expiry_scan: CachePadded::default(),
             slots: (0..slots).map(|_| Slot::default()).collect(),
         }
     }
@@ -170,8 +170,8 @@ impl Slab {
     #[inline]
     pub(super) fn publish(&self, place: u32, range: PackedRange, since_ns: u64) {
         self.slot(place).publish(range, since_ns);
-        let published = self.notice.published.load(Ordering::Relaxed);
-        self.notice
+        let published = self.owner_hints.published.load(Ordering::Relaxed);
+        self.owner_hints
             .published
             .store(published + 1, Ordering::Release);
     }
@@ -179,14 +179,14 @@ impl Slab {
     /// Owner: returns the time that it last set.
     #[inline]
     pub(super) fn due(&self) -> u64 {
-        self.notice.due_ns.load(Ordering::Relaxed)
+        self.owner_hints.due_ns.load(Ordering::Relaxed)
     }
 
     /// Owner: nothing is due before `due_ns`. Relaxed: a thread that sees the old value scans
     /// unnecessarily, or one call later.
     #[inline]
     pub(super) fn set_due(&self, due_ns: u64) {
-        self.notice.due_ns.store(due_ns, Ordering::Relaxed);
+        self.owner_hints.due_ns.store(due_ns, Ordering::Relaxed);
     }
 
     /// Any thread: moves the mapping of a place to `batch`, which has room, if it is idle since
@@ -213,16 +213,16 @@ impl Slab {
 
     /// Returns whether the last scan of the slots left nothing that is idle since `last_ns`, and no
     /// mapping has been published since.
-    fn has_looked(&self, outside: &ExpiryScan, last_ns: u64) -> bool {
-        outside.looked.is_some_and(|(published, oldest)| {
-            published == self.notice.published.load(Ordering::Acquire) && oldest > last_ns
+    fn has_looked(&self, expiry_scan: &ExpiryScan, last_ns: u64) -> bool {
+        expiry_scan.looked.is_some_and(|(published, oldest)| {
+            published == self.owner_hints.published.load(Ordering::Acquire) && oldest > last_ns
         })
     }
 
     /// Takes mappings that are idle since `last_ns` or longer. The slots are scanned in their
     /// order, not by age.
-    fn collect(&self, outside: &mut ExpiryScan, last_ns: u64, batch: &mut Batch) -> Progress {
-        let published = self.notice.published.load(Ordering::Acquire);
+    fn collect(&self, expiry_scan: &mut ExpiryScan, last_ns: u64, batch: &mut Batch) -> Progress {
+        let published = self.owner_hints.published.load(Ordering::Acquire);
         let mut oldest_left = u64::MAX;
         for (place, slot) in (0u32..).zip(&self.slots) {
             let Some(since_ns) = slot.idle_since() else {
@@ -235,9 +235,9 @@ impl Slab {
             if batch.is_full() {
                 return Progress::More;
             }
-            outside.expired += u64::from(self.take(place, since_ns, batch));
+            expiry_scan.expired += u64::from(self.take(place, since_ns, batch));
         }
-        outside.looked = Some((published, oldest_left));
+        expiry_scan.looked = Some((published, oldest_left));
         Progress::Done
     }
 
@@ -245,13 +245,13 @@ impl Slab {
     /// the windows of those that others tore down.
     pub fn counts(&self) -> Counts {
         let stale = self.slots.iter().filter(|slot| !slot.is_owned()).count() as u64;
-        let outside = self.outside.lock();
+        let expiry_scan = self.expiry_scan.lock();
         Counts {
             stale,
             entries: stale,
             bytes: size_of::<Self>() + size_of_val(&*self.slots),
-            expired: outside.expired,
-            windows: outside.windows,
+            expired: expiry_scan.expired,
+            stale_times: expiry_scan.stale_times,
             ..Counts::default()
         }
     }
@@ -265,13 +265,13 @@ impl Slab {
         let Some(last_ns) = self.last_due(now_ns) else {
             return Progress::Done;
         };
-        let Some(mut outside) = self.outside.try_lock() else {
+        let Some(mut expiry_scan) = self.expiry_scan.try_lock() else {
             return Progress::Done;
         };
-        if self.has_looked(&outside, last_ns) {
+        if self.has_looked(&expiry_scan, last_ns) {
             return Progress::Done;
         }
-        self.collect(&mut outside, last_ns, batch)
+        self.collect(&mut expiry_scan, last_ns, batch)
     }
 
     /// Returns whether [`expire`](Self::expire) would find something at `now_ns` if no other thread
@@ -282,8 +282,9 @@ impl Slab {
             return false;
         };
         // The result of the last scan saves one; the slots can be read without a lock.
-        let outside = self.outside.try_lock();
-        let has_looked = outside.is_some_and(|outside| self.has_looked(&outside, last_ns));
+        let expiry_scan = self.expiry_scan.try_lock();
+        let has_looked =
+            expiry_scan.is_some_and(|expiry_scan| self.has_looked(&expiry_scan, last_ns));
         let mut idle = self.slots.iter().filter_map(Slot::idle_since);
         !has_looked && idle.any(|since_ns| since_ns <= last_ns)
     }
@@ -295,8 +296,8 @@ impl Slab {
     pub fn drain(&self, batch: &mut Batch) -> Progress {
         // The holder of the lock scans, and calls nothing that waits. To return `Done` instead
         // would be wrong: it may only be counting.
-        let mut outside = self.outside.lock();
-        self.collect(&mut outside, u64::MAX, batch)
+        let mut expiry_scan = self.expiry_scan.lock();
+        self.collect(&mut expiry_scan, u64::MAX, batch)
     }
 
     /// Reports that no device can use the mappings of `batch` any more: their entries are cleared
@@ -310,9 +311,11 @@ impl Slab {
         if batch.is_empty() {
             return;
         }
-        let mut outside = self.outside.lock();
+        let mut expiry_scan = self.expiry_scan.lock();
         for gone in batch.take() {
-            outside.windows.record(now_ns.saturating_sub(gone.since_ns));
+            expiry_scan
+                .stale_times
+                .record(now_ns.saturating_sub(gone.since_ns));
             self.slot(gone.place).finish();
         }
     }

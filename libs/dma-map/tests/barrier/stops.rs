@@ -287,6 +287,6 @@ fn work_of_a_dropped_core_is_counted_until_covered() {
         world.hardware.set_failing(Failing::None);
         assert_eq!(world.mapper.flush(), Ok(()));
         assert_eq!(world.mapper.risk().stale_now, 0);
-        assert_eq!(world.mapper.risk().windows.total(), 3);
+        assert_eq!(world.mapper.risk().stale_times.total(), 3);
     }
 }

@@ -331,7 +331,7 @@ fn end<A: IovaAllocator>(world: &World<A>, mut quiet: Vec<ModelCore<A>>) {
     if risk.stale_now != 0 || risk.stale_max > bound {
         fail(format!("{risk:?}"));
     }
-    if world.is_strict && (risk.stale_max, risk.windows.max_ns) != (0, 0) {
+    if world.is_strict && (risk.stale_max, risk.stale_times.max_ns) != (0, 0) {
         fail(format!("strict, and {risk:?}"));
     }
 }

@@ -91,7 +91,7 @@ fn model() {
         .map(|_| OptimisticCache::new(KEPT, RESIDENCY))
         .collect();
     let expirers: Vec<_> = caches.iter().map(OptimisticCache::slab).collect();
-    let strangers: Vec<_> = (0..2 + any(3))
+    let remotes: Vec<_> = (0..2 + any(3))
         .map(|_| {
             let (table, expirers) = (Arc::clone(&table), expirers.clone());
             thread::spawn(move || expire(&table, &expirers))
@@ -102,8 +102,8 @@ fn model() {
         thread::spawn(move || own(&table, cache, id))
     });
     let owners: Vec<_> = owners.collect();
-    for stranger in strangers {
-        stranger.join().expect("a model ends at a panic");
+    for remote in remotes {
+        remote.join().expect("a model ends at a panic");
     }
     for owner in owners {
         let mut cache = owner.join().expect("a model ends at a panic");

@@ -34,8 +34,8 @@ where
         })
         .collect();
     let succeeded: Arc<Mutex<Vec<usize>>> = Arc::default();
-    let strangers = (1..cores).map(|id| domain.core(id));
-    let all: Vec<_> = strangers.chain([owner]).collect();
+    let remotes = (1..cores).map(|id| domain.core(id));
+    let all: Vec<_> = remotes.chain([owner]).collect();
     let threads: Vec<_> = all
         .into_iter()
         .map(|mut core| {

@@ -34,13 +34,13 @@ pub enum Released {
 /// caller keeps the page-table entries of everything that is kept, live or in a batch.
 pub trait ReuseCache: Send {
     /// A mapping of `key` for one more user, which releases it later; `None`: the caller makes one,
-    /// and [`adopt`](Self::adopt)s it. The range is mapped, with exactly the key's memory and
+    /// and [`insert`](Self::insert)s it. The range is mapped, with exactly the key's memory and
     /// access.
     fn acquire(&mut self, key: Key, now_ns: u64) -> Option<IovaRange>;
 
     /// A mapping was made after a miss, and has one user. The cache may ignore it: a mapping it
     /// does not know is nevertheless released through it.
-    fn adopt(&mut self, key: Key, range: IovaRange, now_ns: u64);
+    fn insert(&mut self, key: Key, range: IovaRange, now_ns: u64);
 
     /// One user of a mapping has ended. It was mapped with `key` and `range`, on this core or
     /// another.
@@ -88,7 +88,7 @@ impl ReuseCache for OptimisticCache {
     }
 
     #[inline]
-    fn adopt(&mut self, _key: Key, _range: IovaRange, _now_ns: u64) {}
+    fn insert(&mut self, _key: Key, _range: IovaRange, _now_ns: u64) {}
 
     #[inline]
     fn release(&mut self, key: Key, range: IovaRange, now_ns: u64, batch: &mut Batch) -> Released {
@@ -133,8 +133,8 @@ impl ReuseCache for Arc<SharingTable> {
     }
 
     #[inline]
-    fn adopt(&mut self, key: Key, range: IovaRange, _now_ns: u64) {
-        SharingTable::adopt(self, key, range);
+    fn insert(&mut self, key: Key, range: IovaRange, _now_ns: u64) {
+        SharingTable::insert(self, key, range);
     }
 
     #[inline]

@@ -164,7 +164,7 @@ impl<C: ReuseCache> World<C> {
                     IovaRange::new(IovaPfn::new(self.fresh), key.pages()).expect("in the space");
                 let state = State::Live { users: 1 };
                 self.mappings.insert(self.fresh, (key, state));
-                self.cache.adopt(key, range, self.now_ns);
+                self.cache.insert(key, range, self.now_ns);
                 self.fresh
             }
         };

@@ -21,7 +21,7 @@ mod refill;
 use super::Shared;
 use super::directory_cache::DirectoryCache;
 use super::free_lists::{FreeList, FreeLists};
-use super::layout::{Chunk, GIVER, MARKS, MAX_ORDER, OWNER, lane_of, tag_in};
+use super::layout::{Chunk, MARKS, MAX_ORDER, OWNER, REMOTE_FREER, lane_of, tag_in};
 use super::state::{State, exact_order, order_of, pages_of};
 use super::zone::{MAX_ZONES, Zone};
 use crate::{CHUNK_PAGES, CoreId, IovaRange, Request};
@@ -36,10 +36,10 @@ pub(super) struct CoreCache {
     /// The same if this core's frees need no fence of its CPU, and otherwise the owner of no chunk:
     /// then all frees are found to be [`Freed::Marked`], and the paths that follow make one.
     unfenced_owner: u64,
-    hot: DirectoryCache,
+    directory: DirectoryCache,
     /// The last pages of the zones.
     lasts: [u64; MAX_ZONES],
-    ready: FreeLists,
+    free_lists: FreeLists,
     single: Single,
     /// Number of free chunks taken from the space since the last [`Self::take_fresh`].
     fresh: u32,
@@ -47,10 +47,10 @@ pub(super) struct CoreCache {
 
 /// Takes the range that was kept last.
 #[inline(always)]
-fn take_from(ready: &mut FreeList, hot: &DirectoryCache, order: usize) -> Option<IovaRange> {
-    let page = ready.newest()?;
-    hot.known(page)?.hand_out(page, order);
-    ready.take();
+fn take_from(list: &mut FreeList, directory: &DirectoryCache, order: usize) -> Option<IovaRange> {
+    let page = list.newest()?;
+    directory.known(page)?.hand_out(page, order);
+    list.take();
     Some(IovaRange::within_space(page, pages_of(order)))
 }
 
@@ -112,10 +112,10 @@ impl CoreCache {
             id,
             owner,
             unfenced_owner,
-            hot: DirectoryCache::new(),
+            directory: DirectoryCache::new(),
             lasts,
             single: Single::of(0, unfenced_owner, &lasts, u64::MAX),
-            ready: FreeLists::new(),
+            free_lists: FreeLists::new(),
             fresh: 0,
         }
     }
@@ -134,13 +134,13 @@ impl CoreCache {
     /// Returns the chunk of a page if it is cached.
     #[inline(always)]
     pub(super) fn known(&self, page: u64) -> Option<&Chunk> {
-        self.hot.known(page)
+        self.directory.known(page)
     }
 
     /// Whether there are neither free ranges nor chunks in which this core is the designated remote
     /// freer.
     pub(super) fn is_clear(&self) -> bool {
-        !self.hot.is_giver() && self.ready.is_clear()
+        !self.directory.is_remote_freer() && self.free_lists.is_clear()
     }
 
     /// Returns and resets the number of free chunks taken from the space.
@@ -150,7 +150,7 @@ impl CoreCache {
 
     #[cfg(all(any(test, feature = "testing"), not(loom)))]
     pub(super) fn free_lists(&self) -> &FreeLists {
-        &self.ready
+        &self.free_lists
     }
 
     /// The highest zone all of which lies at or below a limit.
@@ -166,11 +166,15 @@ impl CoreCache {
     pub(super) fn take(&mut self, request: &Request) -> Option<IovaRange> {
         let (align_order, last) = (usize::from(request.align_order), request.last.raw());
         if request.pages == 1 && align_order == 0 && self.single.is_for(last) {
-            return take_from(&mut self.ready.singles, &self.hot, 0);
+            return take_from(&mut self.free_lists.singles, &self.directory, 0);
         }
         let order = order_of(request.pages).filter(|order| align_order <= *order)?;
         let lane = self.lane_below(last)?;
-        take_from(self.ready.among_others(lane, order), &self.hot, order)
+        take_from(
+            self.free_lists.among_others(lane, order),
+            &self.directory,
+            order,
+        )
     }
 
     /// The same of a request that it had nothing for: what the newest words have free is made ready
@@ -183,21 +187,21 @@ impl CoreCache {
         last: u64,
     ) -> Option<IovaRange> {
         let lane = self.lane_below(last)?;
-        if self.ready.of(lane, order).is_empty() {
+        if self.free_lists.of(lane, order).is_empty() {
             if order == 0 {
                 self.single_out(lane, last);
             }
             self.refill(shared, lane, order);
         }
-        if let Some(page) = self.ready.of(lane, order).newest() {
-            self.hot.chunk(shared, page);
+        if let Some(page) = self.free_lists.of(lane, order).newest() {
+            self.directory.chunk(shared, page);
         }
-        take_from(self.ready.of(lane, order), &self.hot, order)
+        take_from(self.free_lists.of(lane, order), &self.directory, order)
     }
 
     /// Makes the pages of a zone those that have a place of their own.
     fn single_out(&mut self, lane: usize, last: u64) {
-        self.ready.single_out(lane);
+        self.free_lists.single_out(lane);
         self.single = Single::of(lane, self.unfenced_owner, &self.lasts, last);
     }
 
@@ -206,7 +210,7 @@ impl CoreCache {
     #[inline(always)]
     pub(super) fn free_ready(&mut self, range: IovaRange, is_pinned: bool) -> Freed {
         let page = range.first().raw();
-        let Some(chunk) = self.hot.known(page) else {
+        let Some(chunk) = self.directory.known(page) else {
             return Freed::Unknown;
         };
         let (state, tag) = (chunk.state(page), chunk.tag());
@@ -214,11 +218,11 @@ impl CoreCache {
             false => state.is_out(order),
             true => state.is_pinned_out(order),
         };
-        let ready = if range.pages() == 1 && tag == self.single.tag {
+        let list = if range.pages() == 1 && tag == self.single.tag {
             if !is_out(0) {
                 return Freed::Unknown;
             }
-            &mut self.ready.singles
+            &mut self.free_lists.singles
         } else {
             match exact_order(range.pages()) {
                 Some(order) if is_out(order) => {
@@ -231,15 +235,15 @@ impl CoreCache {
                     // In branches: the next allocation waits for what is kept, which must not wait
                     // for the tag.
                     if page > self.lasts[1] {
-                        self.ready.among_others(0, order)
+                        self.free_lists.among_others(0, order)
                     } else {
-                        self.ready.among_others(lane_of(tag), order)
+                        self.free_lists.among_others(lane_of(tag), order)
                     }
                 }
                 _ => return Freed::Unknown,
             }
         };
-        if !ready.keep(page) {
+        if !list.keep(page) {
             return Freed::Unknown;
         }
         chunk.set_state(page, state.none());
@@ -252,11 +256,14 @@ impl CoreCache {
     #[inline(always)]
     pub(super) fn keep_single(&mut self, range: IovaRange, state: State) -> bool {
         let page = range.first().raw();
-        let Some(chunk) = self.hot.known(page) else {
+        let Some(chunk) = self.directory.known(page) else {
             return false;
         };
-        let is_single = range.pages() == 1 && chunk.tag() == self.single.tag | GIVER;
-        if !is_single || chunk.is_given(page, state) || !self.ready.singles.keep(page) {
+        let is_single = range.pages() == 1 && chunk.tag() == self.single.tag | REMOTE_FREER;
+        if !is_single
+            || chunk.is_exclusively_freed(page, state)
+            || !self.free_lists.singles.keep(page)
+        {
             return false;
         }
         chunk.set_state(page, state.none());
@@ -273,7 +280,7 @@ impl CoreCache {
         state: State,
     ) -> Option<u64> {
         let page = range.first().raw();
-        let chunk = self.hot.known(page)?;
+        let chunk = self.directory.known(page)?;
         let tag = chunk.tag();
         // The state again: a core that collects for this one clears it before the mark. The tag was
         // read again, too: a chunk that has been taken from this one meanwhile has no marks of what
@@ -292,8 +299,8 @@ impl CoreCache {
     pub(super) fn keep(&mut self, shared: &Shared, lane: usize, range: IovaRange) {
         let order = exact_order(range.pages()).unwrap_or(MAX_ORDER);
         let page = range.first().raw();
-        if !self.ready.of(lane, order).keep(page) {
-            self.spill(shared, lane, page, order);
+        if !self.free_lists.of(lane, order).keep(page) {
+            self.flush(shared, lane, page, order);
         }
     }
 
@@ -304,7 +311,7 @@ impl CoreCache {
         if range.pages() >= CHUNK_PAGES {
             return false;
         }
-        let Some(chunk) = self.hot.chunk(shared, range.first().raw()) else {
+        let Some(chunk) = self.directory.chunk(shared, range.first().raw()) else {
             return false;
         };
         if chunk.free_marked(self.owner, range) {
@@ -312,14 +319,14 @@ impl CoreCache {
             self.keep(shared, lane, range);
             return true;
         }
-        self.hot.free_foreign(shared, self.owner, range)
+        self.directory.free_foreign(shared, self.owner, range)
     }
 
     /// Frees the allocated range at a page, which is in this state, in a cached chunk of another
     /// core, if this core is the chunk's designated remote freer. Returns whether it did.
     #[inline(always)]
     pub(super) fn give(&self, page: u64, state: State) -> bool {
-        self.hot.give(self.owner, page, state)
+        self.directory.give(self.owner, page, state)
     }
 
     /// Pins a range of this core's, in a cached chunk without marks. Returns whether it did.
@@ -327,7 +334,7 @@ impl CoreCache {
     pub(super) fn pin(&self, range: IovaRange) -> bool {
         let page = range.first().raw();
         if let Some(order) = exact_order(range.pages())
-            && let Some(chunk) = self.hot.known(page)
+            && let Some(chunk) = self.directory.known(page)
         {
             return chunk.pin_own(self.owner, page, order);
         }
@@ -340,7 +347,7 @@ impl CoreCache {
         if range.pages() >= CHUNK_PAGES {
             return false;
         }
-        let chunk = self.hot.chunk(shared, range.first().raw());
+        let chunk = self.directory.chunk(shared, range.first().raw());
         chunk.is_some_and(|chunk| chunk.pin_marked(self.owner, range))
     }
 
@@ -349,7 +356,7 @@ impl CoreCache {
     pub(super) fn unpin(&mut self, range: IovaRange) -> bool {
         let page = range.first().raw();
         exact_order(range.pages())
-            .zip(self.hot.known(page))
+            .zip(self.directory.known(page))
             .is_some_and(|(order, chunk)| chunk.unpin_own(self.owner, page, order))
     }
 }

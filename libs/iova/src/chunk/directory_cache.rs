@@ -9,11 +9,11 @@ use super::state::State;
 use crate::{CHUNK_PAGES, IovaRange};
 
 /// Blocks that a handle caches: 4 GiB of addresses in use.
-const HOT: usize = if cfg!(loom) { 2 } else { 128 };
+const CACHED_BLOCKS: usize = if cfg!(loom) { 2 } else { 128 };
 
 #[derive(Debug)]
 pub(super) struct DirectoryCache {
-    places: [CachedBlock; HOT],
+    entries: [CachedBlock; CACHED_BLOCKS],
     /// Number of chunks in which it is the designated remote freer.
     gives: usize,
 }
@@ -34,7 +34,7 @@ struct Role(u8);
 impl Role {
     const NONE: Self = Self(0);
     /// It is the designated remote freer.
-    const GIVER: Self = Self(u8::MAX);
+    const REMOTE_FREER: Self = Self(u8::MAX);
 }
 
 #[cfg(not(any(loom, shuttle)))]
@@ -50,7 +50,7 @@ const VISITS: u8 = if cfg!(any(loom, shuttle)) { 1 } else { 16 };
 #[inline(always)]
 fn key_and_place(page: u64) -> (u64, usize) {
     let key = page >> BLOCK_SHIFT;
-    (key, key as usize % HOT)
+    (key, key as usize % CACHED_BLOCKS)
 }
 
 /// The number of a page's chunk in its block.
@@ -62,13 +62,13 @@ fn chunk_at(page: u64) -> usize {
 impl DirectoryCache {
     pub(super) fn new() -> Self {
         Self {
-            places: [const {
+            entries: [const {
                 CachedBlock {
                     key: u64::MAX,
                     block: None,
                     roles: [Role::NONE; BLOCK_CHUNKS],
                 }
-            }; HOT],
+            }; CACHED_BLOCKS],
             gives: 0,
         }
     }
@@ -77,7 +77,7 @@ impl DirectoryCache {
     #[inline(always)]
     pub(super) fn known(&self, page: u64) -> Option<&Chunk> {
         let (key, at) = key_and_place(page);
-        let place = &self.places[at];
+        let place = &self.entries[at];
         let block = place.block.as_deref().filter(|_| place.key == key)?;
         Some(chunk_of(block, page))
     }
@@ -88,10 +88,10 @@ impl DirectoryCache {
     #[inline]
     pub(super) fn chunk(&mut self, shared: &Shared, page: u64) -> Option<&Chunk> {
         let (key, at) = key_and_place(page);
-        if self.places[at].key != key {
+        if self.entries[at].key != key {
             self.load(shared, page)?;
         }
-        Some(chunk_of(self.places[at].block.as_deref()?, page))
+        Some(chunk_of(self.entries[at].block.as_deref()?, page))
     }
 
     #[cold]
@@ -100,7 +100,7 @@ impl DirectoryCache {
         let (key, at) = key_and_place(page);
         let block = Arc::clone(shared.zone_of(page)?.1.block(page)?);
         (0..BLOCK_CHUNKS).for_each(|chunk| self.let_go(at, chunk));
-        let place = &mut self.places[at];
+        let place = &mut self.entries[at];
         place.key = key;
         place.block = Some(block);
         Some(())
@@ -112,11 +112,11 @@ impl DirectoryCache {
     #[inline(always)]
     pub(super) fn give(&self, core: u64, page: u64, state: State) -> bool {
         let (key, at) = key_and_place(page);
-        let CachedBlock { block, roles, .. } = &self.places[at];
-        debug_assert_eq!(self.places[at].key, key, "of another block");
+        let CachedBlock { block, roles, .. } = &self.entries[at];
+        debug_assert_eq!(self.entries[at].key, key, "of another block");
         let block = block
             .as_deref()
-            .filter(|_| roles[chunk_at(page)] == Role::GIVER);
+            .filter(|_| roles[chunk_at(page)] == Role::REMOTE_FREER);
         block.is_some_and(|block| chunk_of(block, page).give(core, page, state))
     }
 
@@ -125,17 +125,17 @@ impl DirectoryCache {
     pub(super) fn free_foreign(&mut self, shared: &Shared, core: u64, range: IovaRange) -> bool {
         let page = range.first().raw();
         let (key, at) = key_and_place(page);
-        debug_assert_eq!(self.places[at].key, key, "of another block");
-        let CachedBlock { block, roles, .. } = &mut self.places[at];
+        debug_assert_eq!(self.entries[at].key, key, "of another block");
+        let CachedBlock { block, roles, .. } = &mut self.entries[at];
         let Some(block) = block else {
             return false;
         };
         let (chunk, role) = (chunk_of(block, page), &mut roles[chunk_at(page)]);
-        if *role == Role::GIVER || !chunk.is_anothers(core) {
+        if *role == Role::REMOTE_FREER || !chunk.is_anothers(core) {
             return false;
         }
         if role.0 >= VISITS && chunk.become_giver(shared) {
-            *role = Role::GIVER;
+            *role = Role::REMOTE_FREER;
             self.gives += 1;
             let state = chunk.state(page);
             return state.is_out_of(range) && chunk.give(core, page, state);
@@ -147,19 +147,19 @@ impl DirectoryCache {
     /// Gives up the role of designated remote freer in the chunk of `page`.
     pub(super) fn leave(&mut self, page: u64) {
         let (key, at) = key_and_place(page);
-        if self.places[at].key == key {
+        if self.entries[at].key == key {
             self.let_go(at, chunk_at(page));
         }
     }
 
     /// Returns whether this core is the designated remote freer of any chunk.
-    pub(super) fn is_giver(&self) -> bool {
+    pub(super) fn is_remote_freer(&self) -> bool {
         self.gives > 0
     }
 
     /// Gives up the role of designated remote freer in all chunks.
     pub(super) fn leave_all(&mut self) {
-        for at in 0..HOT {
+        for at in 0..CACHED_BLOCKS {
             if self.gives == 0 {
                 return;
             }
@@ -168,8 +168,8 @@ impl DirectoryCache {
     }
 
     fn let_go(&mut self, at: usize, chunk: usize) {
-        let CachedBlock { block, roles, .. } = &mut self.places[at];
-        if let (Role::GIVER, Some(block)) = (roles[chunk], block) {
+        let CachedBlock { block, roles, .. } = &mut self.entries[at];
+        if let (Role::REMOTE_FREER, Some(block)) = (roles[chunk], block) {
             block[chunk].let_go();
             self.gives -= 1;
         }

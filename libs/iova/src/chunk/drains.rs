@@ -22,7 +22,7 @@ use crate::IovaPfn;
 /// A starving core calls for drains at its first failure, the second after that, the fourth after
 /// that, and so on, and then at every one in this many: a call makes every other core give up its
 /// chunks of a zone and take others.
-const MOST_PATIENCE: u32 = 1024;
+const DRAIN_THRESHOLD_MAX: u32 = 1024;
 
 /// Calls for drains of one core: those it answered, and those it made.
 #[derive(Debug)]
@@ -31,7 +31,7 @@ pub(super) struct Drains {
     answered: u64,
     /// Allocations that failed since the last call, and how many must.
     waited: u32,
-    patience: u32,
+    drain_threshold: u32,
 }
 
 impl Drains {
@@ -41,7 +41,7 @@ impl Drains {
             // Acquire, as where calls are answered.
             answered: shared.drain.load(Ordering::Acquire),
             waited: 0,
-            patience: 1,
+            drain_threshold: 1,
         }
     }
 
@@ -66,11 +66,11 @@ impl Drains {
     pub(super) fn ask(&mut self, shared: &Shared, zones: &mut CoreZones, last: IovaPfn) -> usize {
         let others = shared.others(zones.id);
         self.waited += 1;
-        if others == 0 || self.waited < self.patience {
+        if others == 0 || self.waited < self.drain_threshold {
             return others;
         }
         self.waited = 0;
-        self.patience = (2 * self.patience).min(MOST_PATIENCE);
+        self.drain_threshold = (2 * self.drain_threshold).min(DRAIN_THRESHOLD_MAX);
         for (lane, zone) in shared.zones.iter().enumerate() {
             if zone.base() <= last.raw() {
                 let before = zone.calls.fetch_add(1, Ordering::Relaxed);
@@ -86,9 +86,9 @@ impl Drains {
         others
     }
 
-    /// Halves `patience` once for each free chunk found.
+    /// Halves `drain_threshold` once for each free chunk found.
     pub(super) fn relent(&mut self, fresh: u32) {
-        self.patience = self.patience.checked_shr(fresh).unwrap_or(0).max(1);
+        self.drain_threshold = self.drain_threshold.checked_shr(fresh).unwrap_or(0).max(1);
     }
 }
 

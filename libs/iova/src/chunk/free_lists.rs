@@ -9,14 +9,14 @@ use super::zone::MAX_ZONES;
 /// Ranges a core keeps ready at first, by class: 256 to 1536 pages of each. A loop over mixed sizes
 /// allocates and frees of one class in a random walk, and each time it reaches an end costs a
 /// search of words.
-pub(super) const READY: [usize; MAX_ORDER + 1] = [256, 128, 128, 64, 48, 48, 16, 4, 2];
+pub(super) const LIST_CAPACITY: [usize; MAX_ORDER + 1] = [256, 128, 128, 64, 48, 48, 16, 4, 2];
 
 /// Factor by which a free list grows at most, if its class runs empty and over in turn, as bursts
 /// make it.
 const MOST: usize = 16;
 
-/// Free ranges of one core, by zone and order. Room for [`READY`] is made with the first word of a
-/// class.
+/// Free ranges of one core, by zone and order. Room for [`LIST_CAPACITY`] is made with the first
+/// word of a class.
 #[derive(Debug)]
 pub(super) struct FreeLists {
     /// Pages of one zone. Most devices ask for these alone, and a stack whose place does not depend
@@ -26,7 +26,7 @@ pub(super) struct FreeLists {
     /// The zone whose pages [`Self::singles`] has.
     single_lane: usize,
     /// All others. More orders than there are: a power of two, so that a place needs no check.
-    stacks: [[FreeList; 16]; MAX_ZONES],
+    lists: [[FreeList; 16]; MAX_ZONES],
 }
 
 /// Free ranges of a class: the first pages, the one freed last on top. Of 32 bytes, which makes its
@@ -36,7 +36,7 @@ pub(super) struct FreeLists {
 pub(super) struct FreeList {
     pages: Vec<u64>,
     /// It ran over since it last ran empty.
-    has_spilled: bool,
+    has_flushed: bool,
 }
 
 impl FreeLists {
@@ -44,7 +44,7 @@ impl FreeLists {
         Self {
             singles: FreeList::default(),
             single_lane: 0,
-            stacks: Default::default(),
+            lists: Default::default(),
         }
     }
 
@@ -52,9 +52,9 @@ impl FreeLists {
     pub(super) fn single_out(&mut self, lane: usize) {
         mem::swap(
             &mut self.singles,
-            &mut self.stacks[self.single_lane % MAX_ZONES][0],
+            &mut self.lists[self.single_lane % MAX_ZONES][0],
         );
-        mem::swap(&mut self.singles, &mut self.stacks[lane % MAX_ZONES][0]);
+        mem::swap(&mut self.singles, &mut self.lists[lane % MAX_ZONES][0]);
         self.single_lane = lane;
     }
 
@@ -69,28 +69,25 @@ impl FreeLists {
     /// The same of what is not singled out.
     #[inline(always)]
     pub(super) fn among_others(&mut self, lane: usize, order: usize) -> &mut FreeList {
-        &mut self.stacks[lane % MAX_ZONES][order % 16]
+        &mut self.lists[lane % MAX_ZONES][order % 16]
     }
 
     /// Whether there are no ranges at all.
     pub(super) fn is_clear(&self) -> bool {
-        let mut others = self.stacks.iter().flatten();
+        let mut others = self.lists.iter().flatten();
         self.singles.is_empty() && others.all(FreeList::is_empty)
     }
 
     /// All ranges.
     #[cfg(all(any(test, feature = "testing"), not(loom)))]
     pub(super) fn all(&self) -> Vec<crate::IovaRange> {
-        let ranges = |order, stack: &FreeList| {
+        let ranges = |order, list: &FreeList| {
             let range =
                 move |page| crate::IovaRange::within_space(page, super::state::pages_of(order));
-            stack.pages.clone().into_iter().map(range)
+            list.pages.clone().into_iter().map(range)
         };
-        let others = self
-            .stacks
-            .iter()
-            .flat_map(|stacks| stacks.iter().enumerate());
-        let others = others.flat_map(|(order, stack)| ranges(order, stack));
+        let others = self.lists.iter().flat_map(|lists| lists.iter().enumerate());
+        let others = others.flat_map(|(order, list)| ranges(order, list));
         ranges(0, &self.singles).chain(others).collect()
     }
 
@@ -98,27 +95,27 @@ impl FreeLists {
     pub(super) fn pages(&self, lane: usize) -> u64 {
         let is_single = lane == self.single_lane;
         let singles = if is_single { self.singles.len() } else { 0 };
-        let others = self.stacks[lane % MAX_ZONES].iter().enumerate();
-        others.fold(singles as u64, |all, (order, stack)| {
-            all + ((stack.len() as u64) << order)
+        let others = self.lists[lane % MAX_ZONES].iter().enumerate();
+        others.fold(singles as u64, |all, (order, list)| {
+            all + ((list.len() as u64) << order)
         })
     }
 
     /// Makes room for a class.
     pub(super) fn open(&mut self, lane: usize, order: usize) -> &mut FreeList {
-        let stack = self.of(lane, order);
-        if stack.pages.capacity() == 0 {
-            stack.pages.reserve_exact(READY[order]);
+        let list = self.of(lane, order);
+        if list.pages.capacity() == 0 {
+            list.pages.reserve_exact(LIST_CAPACITY[order]);
         }
-        stack
+        list
     }
 
     /// Forgets the ranges of a lane, and how many there were room for.
     pub(super) fn clear(&mut self, lane: usize) {
-        for (order, room) in READY.iter().enumerate() {
-            let stack = self.of(lane, order);
-            stack.pages.clear();
-            stack.pages.shrink_to(*room);
+        for (order, room) in LIST_CAPACITY.iter().enumerate() {
+            let list = self.of(lane, order);
+            list.pages.clear();
+            list.pages.shrink_to(*room);
         }
     }
 }
@@ -171,20 +168,20 @@ impl FreeList {
     /// Whether more should be made ready, once something is: half of the first room, as far from
     /// the next refill as from the next spill.
     pub(super) fn is_short(&self, order: usize) -> bool {
-        self.pages.len() < READY[order] / 2
+        self.pages.len() < LIST_CAPACITY[order] / 2
     }
 
     /// Makes more room for a class that has run over since it last ran empty.
     pub(super) fn grow(&mut self, order: usize) {
         let room = self.pages.capacity();
-        if mem::take(&mut self.has_spilled) && room < MOST * READY[order] {
+        if mem::take(&mut self.has_flushed) && room < MOST * LIST_CAPACITY[order] {
             self.pages.reserve_exact(2 * room - self.pages.len());
         }
     }
 
     /// Returns the number of ranges, of those that were kept first, that are flushed to make room.
-    pub(super) fn spill(&mut self) -> usize {
-        self.has_spilled = true;
+    pub(super) fn flush(&mut self) -> usize {
+        self.has_flushed = true;
         self.pages.len() / 2
     }
 

@@ -97,7 +97,7 @@ impl Local {
             return Ok(range);
         }
         let zones = &mut *shared.zones_of(self.cache.id()).lock();
-        let in_tree = || shared.rest.alloc(want.pages, wanted.order, want.last);
+        let in_tree = || shared.unzoned.alloc(want.pages, wanted.order, want.last);
         let found = match is_vain {
             true => in_tree(),
             false => self
@@ -115,7 +115,7 @@ impl Local {
             };
             wanted.failure(
                 &shared.aperture,
-                asked + usize::from(!self.search.is_sure()),
+                asked + usize::from(!self.search.searched_all()),
             )
         })
     }

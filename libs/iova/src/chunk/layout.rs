@@ -5,9 +5,9 @@
 //! | line | written by | contents |
 //! |---|---|---|
 //! | `states`, one line per word | owner | per page: the range that starts there ([`State`]) |
-//! | `held`, `taken` | owner | a bit per range of the word's class that is allocated or in a free list; the bits of `given` that the owner has collected |
-//! | `given` | the chunk's designated remote freer | ranges that it freed: a bit differs from the turn of its page |
-//! | `claimed`, `freed` | remote cores, by read-modify-write | ranges that a remote core has pinned; ranges that remote cores other than the designated freer freed and the owner has not yet collected |
+//! | `held`, `taken` | owner | a bit per range of the word's class that is allocated or in a free list; the bits of `exclusive_freed` that the owner has collected |
+//! | `exclusive_freed` | the chunk's designated remote freer | ranges that it freed: a bit differs from the turn of its page |
+//! | `claimed`, `shared_freed` | remote cores, by read-modify-write | ranges that a remote core has pinned; ranges that remote cores other than the designated freer freed and the owner has not yet collected |
 //! | `tag` and the rest of a chunk | owner; remote cores set [`MARKS`] | the chunk's owner, the size classes of its words |
 //!
 //! The states of each word have a line of their own, so that an owner that allocates from one word
@@ -55,14 +55,14 @@ pub(super) const PENDING: u64 = (ALL_WORDS as u64) << PENDING_SHIFT;
 const PENDING_SHIFT: u32 = 48;
 /// In [`Chunk::tag`]: the chunk has a designated remote freer, which may free ranges at any time
 /// without setting [`PENDING`].
-pub(super) const GIVER: u64 = 1 << 62;
+pub(super) const REMOTE_FREER: u64 = 1 << 62;
 /// The bits of [`Chunk::tag`] that remote cores set.
-pub(super) const MARKS: u64 = PENDING | GIVER;
+pub(super) const MARKS: u64 = PENDING | REMOTE_FREER;
 /// In [`Chunk::tag`]: the owner. Above it is the number of the chunk's zone, which never changes.
 pub(super) const OWNER: u64 = (1 << LANE_SHIFT) - 1;
 const LANE_SHIFT: u32 = 32;
 /// Owner of a chunk that no core owns: a free or an abandoned one.
-pub(super) const NOBODY: u64 = 0;
+pub(super) const NO_CORE: u64 = 0;
 /// Owner of a chunk out of circulation, or part of a run.
 pub(super) const AWAY: u64 = 1 << 31;
 
@@ -102,8 +102,8 @@ pub(super) struct Chunk {
     claimed: Line,
     held: Line,
     taken: Line,
-    freed: Line,
-    given: Line,
+    shared_freed: Line,
+    exclusive_freed: Line,
     states: States,
     /// Makes it 1024 bytes, and its place in a block a mask and a shift: 8 % of an allocation and a
     /// free.
@@ -235,7 +235,7 @@ impl Chunk {
     pub(super) fn new(lane: usize) -> Self {
         Self {
             meta: Meta {
-                tag: AtomicU64::new(tag_in(lane, NOBODY)),
+                tag: AtomicU64::new(tag_in(lane, NO_CORE)),
                 run: AtomicU64::new(0),
                 open: AtomicU8::new(ALL_WORDS),
                 kinds: core::array::from_fn(|_| AtomicU8::new(FREE)),
@@ -244,8 +244,8 @@ impl Chunk {
             claimed: Line::new(),
             held: Line::new(),
             taken: Line::new(),
-            freed: Line::new(),
-            given: Line::new(),
+            shared_freed: Line::new(),
+            exclusive_freed: Line::new(),
             states: States::new(),
             spare: [0; 128],
         }
@@ -297,15 +297,15 @@ impl Chunk {
 
     /// Starts of ranges that remote cores other than the designated freer have freed.
     #[inline]
-    pub(super) fn freed(&self, word: usize) -> &AtomicU64 {
-        self.freed.shared(word)
+    pub(super) fn shared_freed(&self, word: usize) -> &AtomicU64 {
+        self.shared_freed.shared(word)
     }
 
     /// Ranges that the designated remote freer freed: bits that differ from the turns of their
     /// pages.
     #[inline]
-    pub(super) fn given(&self, word: usize) -> &AtomicU64 {
-        self.given.shared(word)
+    pub(super) fn exclusive_freed(&self, word: usize) -> &AtomicU64 {
+        self.exclusive_freed.shared(word)
     }
 
     /// Chunks of the run that starts here.
@@ -468,12 +468,16 @@ impl Chunk {
             // Read-modify-write: a remote core's next mark reads from it, and so happens after the
             // stores before it.
             self.claimed(word).swap(0, Ordering::AcqRel);
-            self.freed(word).swap(0, Ordering::AcqRel);
-            let given = self.given(word).load(Ordering::Acquire);
-            for page in bits(given ^ get(self.taken(word))).map(|at| base + at) {
-                self.set_state(page, self.state(page).at_turn(given >> (page % WORD_PAGES)));
+            self.shared_freed(word).swap(0, Ordering::AcqRel);
+            let exclusive_freed = self.exclusive_freed(word).load(Ordering::Acquire);
+            for page in bits(exclusive_freed ^ get(self.taken(word))).map(|at| base + at) {
+                self.set_state(
+                    page,
+                    self.state(page)
+                        .at_turn(exclusive_freed >> (page % WORD_PAGES)),
+                );
             }
-            set(self.taken(word), given);
+            set(self.taken(word), exclusive_freed);
         }
         self.set_open(ALL_WORDS);
         set(self.run(), 0);

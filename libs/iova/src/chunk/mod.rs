@@ -17,11 +17,11 @@
 //!                                                                unused by other cores (`search`)
 //! free:  chunk ─ ours? exact? ─▶ write the byte, keep it         another's: turn a bit in a line that remote cores write
 //! ```
-//! * The owner writes the bytes. Remote cores write `claimed` and `freed`, by read-modify-write;
-//!   one of them, the chunk's *designated remote freer*, writes `given` by plain stores. (`layout`
-//!   lists the writer of each line, `ranges` the operations of each party, `remote_free` how the
-//!   owner collects.) A free is checked before anything changes: exactly that range must be
-//!   allocated, unpinned and not yet freed.
+//! * The owner writes the bytes. Remote cores write `claimed` and `shared_freed`, by
+//!   read-modify-write; one of them, the chunk's *designated remote freer*, writes
+//!   `exclusive_freed` by plain stores. (`layout` lists the writer of each line, `ranges` the
+//!   operations of each party, `remote_free` how the owner collects.) A free is checked before
+//!   anything changes: exactly that range must be allocated, unpinned and not yet freed.
 //! * What a core owns is in two halves: its free lists, which are plain memory, and all else, under
 //!   a lock of the core (`core_zone`), where another core can see to it that nothing is kept
 //!   unused.
@@ -111,7 +111,7 @@ use crate::{
 use core_zone::CoreZones;
 pub use handle::ChunkCore;
 use handle::Local;
-use layout::{Chunk, FULL, NOBODY, RUN, WORD_PAGES, WORDS, bits, chunk_of, get, owner_of};
+use layout::{Chunk, FULL, NO_CORE, RUN, WORD_PAGES, WORDS, bits, chunk_of, get, owner_of};
 use zone::Zone;
 
 /// Chunks a zone has unless more are asked for: 32 GiB of IOVA in use at a time, below each address
@@ -144,7 +144,7 @@ struct Shared {
     aperture: Aperture,
     /// Highest first; at most one per address limit.
     zones: Vec<Zone>,
-    rest: UnzonedSpace,
+    unzoned: UnzonedSpace,
     claims: Claims,
     /// Calls for drains so far. Every core compares it with the last one it answered.
     drain: CachePadded<AtomicU64>,
@@ -242,7 +242,7 @@ impl ChunkAllocator {
         let (zones, rest) = zone::cut(&aperture, config.zone_chunks.max(1), config.retires);
         Ok(Self {
             shared: Arc::new(Shared {
-                rest: UnzonedSpace {
+                unzoned: UnzonedSpace {
                     tree: Lock::new(Tree::new(&rest)),
                     usable: rest,
                 },
@@ -307,11 +307,11 @@ impl IovaAllocator for ChunkAllocator {
             for zone in &shared.zones {
                 for (_, chunk) in zone.known_chunks() {
                     chunk.wipe();
-                    chunk.set_owner(NOBODY);
+                    chunk.set_owner(NO_CORE);
                 }
                 zone.fill();
             }
-            *shared.rest.tree.lock() = Tree::new(&shared.rest.usable);
+            *shared.unzoned.tree.lock() = Tree::new(&shared.unzoned.usable);
         })
     }
 }
@@ -371,7 +371,7 @@ impl Shared {
     }
 
     fn stats(&self) -> Stats {
-        let tree = self.rest.tree.lock();
+        let tree = self.unzoned.tree.lock();
         let mut stats = Stats {
             live_ranges: tree.live_ranges(),
             live_pages: tree.live_pages(),
@@ -388,7 +388,7 @@ impl Shared {
         for zone in &self.zones {
             stats.bytes += zone.bytes();
             for (page, chunk) in zone.known_chunks() {
-                let is_kept = owner_of(chunk.tag()) != NOBODY || !zone.free.has(zone.index(page));
+                let is_kept = owner_of(chunk.tag()) != NO_CORE || !zone.free.has(zone.index(page));
                 if is_kept {
                     add_chunk(&mut stats, chunk);
                 }
@@ -415,14 +415,14 @@ fn add_chunk(stats: &mut Stats, chunk: &Chunk) {
     }
     let mut live = 0;
     for word in 0..WORDS {
-        let freed = get(chunk.freed(word));
+        let freed = get(chunk.shared_freed(word));
         let starts = FULL.get(chunk.order(word)).copied().unwrap_or(0);
         for at in bits(starts) {
             let page = word as u64 * WORD_PAGES + at;
             let state = chunk.state(page);
             if let Some(order) = state.order()
                 && freed >> at & 1 == 0
-                && !chunk.is_given(page, state)
+                && !chunk.is_exclusively_freed(page, state)
             {
                 stats.live_ranges += 1;
                 live += 1 << order;

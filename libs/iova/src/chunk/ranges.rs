@@ -2,9 +2,9 @@
 //!
 //! A remote core frees a range by a mark, which the owner collects later. The first remote core
 //! that frees often enough in a chunk becomes its *designated remote freer*. It alone writes
-//! `given`, so its marks are plain stores. It keeps the role for as long as the chunk is in its
-//! [`DirectoryCache`](super::directory_cache::DirectoryCache). All others mark `freed` by
-//! read-modify-write. All cores read both.
+//! `exclusive_freed`, so its marks are plain stores. It keeps the role for as long as the chunk is
+//! in its [`DirectoryCache`](super::directory_cache::DirectoryCache). All others mark
+//! `shared_freed` by read-modify-write. All cores read both.
 //!
 //! | free by | cost |
 //! |---|---|
@@ -14,14 +14,15 @@
 //!
 //! No fence follows the designated freer's stores, so a mark in the tag does not tell the owner
 //! that it has seen all of them. Therefore the freer's bit in the tag is itself a mark: while it is
-//! set, the owner reads `given`. A core that gives the role up sets [`PENDING`] in the same
-//! read-modify-write that clears its bit, after its last store.
+//! set, the owner reads `exclusive_freed`. A core that gives the role up sets [`PENDING`] in the
+//! same read-modify-write that clears its bit, after its last store.
 
 use lines::Ordering;
 
 use super::Shared;
 use super::layout::{
-    AWAY, Chunk, GIVER, MARKS, OWNER, PENDING, WORD_PAGES, bit_of, get, owner_of, pending, word_of,
+    AWAY, Chunk, MARKS, OWNER, PENDING, REMOTE_FREER, WORD_PAGES, bit_of, get, owner_of, pending,
+    word_of,
 };
 use super::state::State;
 use crate::IovaRange;
@@ -58,11 +59,11 @@ impl Chunk {
         // Acquire, and before the load of the state: a core that collects for the owner clears the
         // state before the mark.
         let is_marked = (self.claimed(word).load(Ordering::Acquire)
-            | self.freed(word).load(Ordering::Acquire))
+            | self.shared_freed(word).load(Ordering::Acquire))
             & bit
             != 0;
         let state = self.state(page);
-        let is_out = state.is_out_of(range) && !self.is_given(page, state);
+        let is_out = state.is_out_of(range) && !self.is_exclusively_freed(page, state);
         let is_ours = self.is_own(owner) && is_out && !is_marked;
         if is_ours {
             self.set_state(page, to(state));
@@ -75,9 +76,9 @@ impl Chunk {
     pub(super) fn free_pinned(&self, range: IovaRange) -> bool {
         let page = range.first().raw();
         // Acquire, and before the load of the state: as in `change_marked`.
-        let is_freed = self.freed(word_of(page)).load(Ordering::Acquire) & bit_of(page) != 0;
+        let is_freed = self.shared_freed(word_of(page)).load(Ordering::Acquire) & bit_of(page) != 0;
         let state = self.state(page);
-        let is_others = is_freed || self.is_given(page, state);
+        let is_others = is_freed || self.is_exclusively_freed(page, state);
         // A range that the owner has pinned is collected by no other core.
         let is_ours = state.is_pinned() || state.is_out_of(range) && !is_others;
         if is_ours {
@@ -95,9 +96,9 @@ impl Chunk {
         let is_pending = tag & pending(word) != 0;
         // Acquire: if a core that collects for the owner has cleared the mark, its clearing of the
         // state is seen.
-        let freed = || self.freed(word).load(Ordering::Acquire);
-        is_pending && (get(self.claimed(word)) | freed()) & bit != 0
-            || (is_pending || tag & GIVER != 0) && self.is_given(page, state)
+        let shared_freed = || self.shared_freed(word).load(Ordering::Acquire);
+        is_pending && (get(self.claimed(word)) | shared_freed()) & bit != 0
+            || (is_pending || tag & REMOTE_FREER != 0) && self.is_exclusively_freed(page, state)
     }
 
     /// Releases a pin of the `owner`, which calls. Returns `false` where it does not own the chunk
@@ -126,15 +127,15 @@ impl Chunk {
 
     /// Returns whether the designated remote freer has freed the range at a page, which is in this
     /// state.
-    pub(super) fn is_given(&self, page: u64, state: State) -> bool {
-        (get(self.given(word_of(page))) >> (page % WORD_PAGES)) & 1 != state.turn()
+    pub(super) fn is_exclusively_freed(&self, page: u64, state: State) -> bool {
+        (get(self.exclusive_freed(word_of(page))) >> (page % WORD_PAGES)) & 1 != state.turn()
     }
 
     /// Makes the caller the chunk's designated remote freer if there is none. Returns whether it is
     /// now.
     pub(super) fn become_giver(&self, shared: &Shared) -> bool {
         // Acquire: the stores of the last designated freer are seen.
-        self.tag() & GIVER == 0 && self.mark(shared, GIVER) & GIVER == 0
+        self.tag() & REMOTE_FREER == 0 && self.mark(shared, REMOTE_FREER) & REMOTE_FREER == 0
     }
 
     /// Sets a mark in the tag, and counts it for the owner if the tag had none. Returns the tag
@@ -153,7 +154,7 @@ impl Chunk {
         let _ = self
             .tag_word()
             .fetch_update(Ordering::AcqRel, Ordering::Relaxed, |tag| {
-                Some(tag & !GIVER | PENDING)
+                Some(tag & !REMOTE_FREER | PENDING)
             });
     }
 
@@ -163,24 +164,25 @@ impl Chunk {
     #[inline(always)]
     pub(super) fn give(&self, core: u64, page: u64, state: State) -> bool {
         let (word, at) = (word_of(page), page % WORD_PAGES);
-        let (now, given) = (self.tag(), get(self.given(word)));
-        let is_given = (given >> at ^ state.turn()) & 1 != 0;
-        if !names_another(now, core) || is_given {
+        let (now, exclusive_freed) = (self.tag(), get(self.exclusive_freed(word)));
+        let is_exclusively_freed = (exclusive_freed >> at ^ state.turn()) & 1 != 0;
+        if !names_another(now, core) || is_exclusively_freed {
             return false;
         }
         // Regardless of the tag: an owner that collects clears `PENDING` first and may set it
         // again.
-        if (get(self.claimed(word)) | get(self.freed(word))) >> at & 1 != 0 {
+        if (get(self.claimed(word)) | get(self.shared_freed(word))) >> at & 1 != 0 {
             return false;
         }
         // Release: the caller's accesses to the range happen before its next use.
-        self.given(word).store(given ^ 1 << at, Ordering::Release);
+        self.exclusive_freed(word)
+            .store(exclusive_freed ^ 1 << at, Ordering::Release);
         true
     }
 
     /// Returns whether exactly `range` is allocated and not pinned in a chunk of another core, as
-    /// far as can be seen. Does not read `freed`: that line is written next, and a read before
-    /// would fetch it twice.
+    /// far as can be seen. Does not read `shared_freed`: that line is written next, and a read
+    /// before would fetch it twice.
     pub(super) fn check_foreign(&self, range: IovaRange) -> bool {
         let page = range.first().raw();
         let is_claimed = get(self.claimed(word_of(page))) & bit_of(page) != 0;
@@ -192,7 +194,7 @@ impl Chunk {
     pub(super) fn is_still_out(&self, range: IovaRange) -> bool {
         let page = range.first().raw();
         let state = self.state(page);
-        state.is_out_of(range) && !self.is_given(page, state)
+        state.is_out_of(range) && !self.is_exclusively_freed(page, state)
     }
 
     /// Marks a range as freed, for its owner to collect. Returns `false` where it was already
@@ -203,7 +205,7 @@ impl Chunk {
         // Release: the caller's accesses to the range happen before its next use. Acquire: see
         // `drain`. Of the result only the bit itself is used: that makes one instruction, not a
         // loop of compare-and-exchange.
-        if self.freed(word).fetch_or(bit, Ordering::AcqRel) & bit != 0 {
+        if self.shared_freed(word).fetch_or(bit, Ordering::AcqRel) & bit != 0 {
             return false;
         }
         self.notify(shared, word);

@@ -2,10 +2,10 @@
 //! chunks.
 //!
 //! # The path of a remote free
-//! A remote core marks the range (`ranges`): in `given` if it is the chunk's designated remote
-//! freer, else in `freed`. It also marks the chunk's tag: one bit is set for as long as there is a
-//! designated freer, and otherwise the word's bit of `PENDING`. The first mark of a chunk without
-//! any is counted for its owner ([`Published::marked`](super::Published)).
+//! A remote core marks the range (`ranges`): in `exclusive_freed` if it is the chunk's designated
+//! remote freer, else in `shared_freed`. It also marks the chunk's tag: one bit is set for as long
+//! as there is a designated freer, and otherwise the word's bit of `PENDING`. The first mark of a
+//! chunk without any is counted for its owner ([`Published::marked`](super::Published)).
 //!
 //! # What it costs the owner
 //! * A free in a chunk without marks compares one tag. With marks it looks at those of its own
@@ -67,9 +67,9 @@ pub(super) enum Collect {
 struct RemoteFrees {
     /// First page of the word.
     base: u64,
-    /// Of [`Chunk::given`] and [`Chunk::freed`].
-    given: u64,
-    freed: u64,
+    /// Of [`Chunk::exclusive_freed`] and [`Chunk::shared_freed`].
+    exclusive_freed: u64,
+    shared_freed: u64,
 }
 
 impl CoreZones {
@@ -142,19 +142,19 @@ impl CoreZones {
             own.flat_map(|page| (0..WORDS).map(move |word| page + word as u64 * WORD_PAGES));
         let seen = words.map(|base| {
             let (chunk, word) = (zone.known(base), word_of(base));
-            // As the tag was before the fence: an owner that frees reads `freed` only where the tag
-            // announces marks.
+            // As the tag was before the fence: an owner that frees reads `shared_freed` only where
+            // the tag announces marks.
             let is_pending = chunk.tag() & pending(word) != 0;
-            let freed = || chunk.freed(word).load(Ordering::Acquire);
+            let shared_freed = || chunk.shared_freed(word).load(Ordering::Acquire);
             RemoteFrees {
                 base,
-                given: chunk.given(word).load(Ordering::Acquire),
-                freed: if is_pending { freed() } else { 0 },
+                exclusive_freed: chunk.exclusive_freed(word).load(Ordering::Acquire),
+                shared_freed: if is_pending { shared_freed() } else { 0 },
             }
         });
         let is_any = |seen: &RemoteFrees| {
             let taken = get(zone.known(seen.base).taken(word_of(seen.base)));
-            seen.given ^ taken | seen.freed != 0
+            seen.exclusive_freed ^ taken | seen.shared_freed != 0
         };
         seen.filter(is_any).collect()
     }
@@ -162,7 +162,11 @@ impl CoreZones {
     /// Takes back what was seen to be freed in a word, but for what the owner has pinned or has
     /// free, or may be about to.
     fn take_back_seen(&mut self, zone: &Zone, lane: usize, seen: RemoteFrees, changing: u64) {
-        let RemoteFrees { base, given, freed } = seen;
+        let RemoteFrees {
+            base,
+            exclusive_freed,
+            shared_freed,
+        } = seen;
         let (chunk, word) = (zone.known(base), word_of(base));
         let page = base / CHUNK_PAGES * CHUNK_PAGES;
         let taken = get(chunk.taken(word));
@@ -170,13 +174,16 @@ impl CoreZones {
             let state = chunk.state(base + at);
             base + at == changing || state.is_pinned() || state.is_none()
         };
-        let left = bits(given ^ taken | freed)
+        let left = bits(exclusive_freed ^ taken | shared_freed)
             .filter(is_owners)
             .fold(0, |left, at| left | 1 << at);
-        let (given, freed) = (given & !left | taken & left, freed & !left);
-        self.take_back(chunk, page, lane, word, given, freed);
-        if freed != 0 {
-            chunk.freed(word).fetch_and(!freed, Ordering::AcqRel);
+        let (exclusive_freed, shared_freed) =
+            (exclusive_freed & !left | taken & left, shared_freed & !left);
+        self.take_back(chunk, page, lane, word, exclusive_freed, shared_freed);
+        if shared_freed != 0 {
+            chunk
+                .shared_freed(word)
+                .fetch_and(!shared_freed, Ordering::AcqRel);
         }
         // Read-modify-write: a remote core that claims after it reads from it, and so sees that the
         // range is gone.
@@ -228,17 +235,19 @@ impl CoreZones {
     /// `PENDING` stays set, so that the rest is not missed. `tag` is as it was read.
     fn drain_emptied(&mut self, chunk: &Chunk, page: u64, lane: usize, tag: u64) {
         for word in 0..WORDS {
-            let given = chunk.given(word).load(Ordering::Acquire);
-            let freed = if tag & pending(word) != 0 {
-                chunk.freed(word).load(Ordering::Acquire)
+            let exclusive_freed = chunk.exclusive_freed(word).load(Ordering::Acquire);
+            let shared_freed = if tag & pending(word) != 0 {
+                chunk.shared_freed(word).load(Ordering::Acquire)
             } else {
                 0
             };
-            let back = given ^ get(chunk.taken(word)) | freed;
+            let back = exclusive_freed ^ get(chunk.taken(word)) | shared_freed;
             if back != 0 && back == get(chunk.held(word)) {
-                self.take_back(chunk, page, lane, word, given, freed);
-                if freed != 0 {
-                    chunk.freed(word).fetch_and(!freed, Ordering::AcqRel);
+                self.take_back(chunk, page, lane, word, exclusive_freed, shared_freed);
+                if shared_freed != 0 {
+                    chunk
+                        .shared_freed(word)
+                        .fetch_and(!shared_freed, Ordering::AcqRel);
                 }
             }
         }
@@ -256,19 +265,21 @@ impl CoreZones {
         }
         let mut claimed = 0;
         for word in 0..WORDS {
-            let given = chunk.given(word).load(Ordering::Acquire);
+            let exclusive_freed = chunk.exclusive_freed(word).load(Ordering::Acquire);
             if marks & pending(word) == 0 {
-                self.take_back(chunk, page, lane, word, given, 0);
+                self.take_back(chunk, page, lane, word, exclusive_freed, 0);
                 continue;
             }
-            let mut freed = chunk.freed(word).load(Ordering::Acquire);
+            let mut shared_freed = chunk.shared_freed(word).load(Ordering::Acquire);
             // Ends when no remote core freed between two reads; each further iteration takes at
             // least one more range of at most 64.
             loop {
-                self.take_back(chunk, page, lane, word, given, freed);
-                let seen = chunk.freed(word).fetch_and(!freed, Ordering::AcqRel);
-                freed = seen & !freed;
-                if freed == 0 {
+                self.take_back(chunk, page, lane, word, exclusive_freed, shared_freed);
+                let seen = chunk
+                    .shared_freed(word)
+                    .fetch_and(!shared_freed, Ordering::AcqRel);
+                shared_freed = seen & !shared_freed;
+                if shared_freed == 0 {
                     break;
                 }
             }
@@ -284,19 +295,20 @@ impl CoreZones {
         }
     }
 
-    /// Takes back ranges that remote cores freed in one word: `given` and `freed` are as they were
-    /// read. The state is cleared before the mark in `freed`, and together with that in `given`: at
-    /// each moment one of them tells a second freer that it is too late.
+    /// Takes back ranges that remote cores freed in one word: `exclusive_freed` and `shared_freed`
+    /// are as they were read. The state is cleared before the mark in `shared_freed`, and together
+    /// with that in `exclusive_freed`: at each moment one of them tells a second freer that it is
+    /// too late.
     fn take_back(
         &mut self,
         chunk: &Chunk,
         page: u64,
         lane: usize,
         word: usize,
-        given: u64,
-        freed: u64,
+        exclusive_freed: u64,
+        shared_freed: u64,
     ) {
-        let marked = given ^ get(chunk.taken(word)) | freed;
+        let marked = exclusive_freed ^ get(chunk.taken(word)) | shared_freed;
         if marked == 0 {
             return;
         }
@@ -304,9 +316,9 @@ impl CoreZones {
         let mut back = 0;
         for at in bits(marked) {
             back |= chunk.span_at(word, at);
-            chunk.set_state(base + at, State::NONE.at_turn(given >> at));
+            chunk.set_state(base + at, State::NONE.at_turn(exclusive_freed >> at));
         }
-        set(chunk.taken(word), given);
+        set(chunk.taken(word), exclusive_freed);
         if get(chunk.claimed(word)) & marked != 0 {
             chunk.claimed(word).fetch_and(!marked, Ordering::AcqRel);
         }

@@ -9,8 +9,8 @@
 //! * allocated or pinned, or in a chunk of another core in which something is;
 //! * in a free list of another core, or being pinned or freed by it (`remote_free` says why), or in
 //!   a chunk of another core that has such a range: at most 16 times
-//!   [`READY`](super::free_lists::READY) of a class, 32 ranges of 256 pages to 4,096 pages. These
-//!   it gives back when it next runs (`asked` counts the cores);
+//!   [`LIST_CAPACITY`](super::free_lists::LIST_CAPACITY) of a class, 32 ranges of 256 pages to
+//!   4,096 pages. These it gives back when it next runs (`asked` counts the cores);
 //! * or half in the last zone and half in the tree, where the space is larger than the zone.
 //!
 //! A search costs in proportion to the chunks in use, so it is paid for. A core begins with credit
@@ -46,7 +46,7 @@ pub(super) struct Search {
     /// then.
     vain: Option<(Want, u64)>,
     /// Whether the allocation that is under way has searched wherever a range could be.
-    is_sure: bool,
+    searched_all: bool,
 }
 
 impl Search {
@@ -55,7 +55,7 @@ impl Search {
             credit: BANK,
             unchanged: 0,
             vain: None,
-            is_sure: true,
+            searched_all: true,
         }
     }
 
@@ -88,14 +88,14 @@ impl Search {
 
     /// Returns whether the request that came last to [`Self::is_vain`] was searched for wherever a
     /// range could be.
-    pub(super) fn is_sure(&self) -> bool {
-        self.is_sure
+    pub(super) fn searched_all(&self) -> bool {
+        self.searched_all
     }
 
     /// Returns whether a request can skip all zones: an earlier search found nothing, nothing has
     /// come back, and no repeated search is due.
     pub(super) fn is_vain(&mut self, shared: &Shared, cache: &CoreCache, want: &Want) -> bool {
-        self.is_sure = true;
+        self.searched_all = true;
         let is_vain = self.found_nothing(want, || shared.returned());
         if !is_vain || !cache.is_clear() {
             return false;
@@ -103,7 +103,7 @@ impl Search {
         self.unchanged += 1;
         let is_vain = self.unchanged <= shared.kept_chunks() as usize;
         if is_vain && shared.zones_of(cache.id()).lock().has_unannounced() {
-            self.is_sure = false;
+            self.searched_all = false;
         }
         is_vain
     }
@@ -118,7 +118,7 @@ impl Search {
     ) -> Option<IovaRange> {
         let is_overdue = self.found_nothing(want, || shared.returned());
         if !is_overdue && !self.pay(shared.kept_chunks() as usize) {
-            self.is_sure = false;
+            self.searched_all = false;
             return None;
         }
         // Publishes what this core has freed by plain stores, and returns its free lists to their
@@ -137,7 +137,7 @@ impl Search {
             }
         }
         let found = cache.alloc_in_zones(shared, zones, want, true);
-        if found.is_none() && self.is_sure {
+        if found.is_none() && self.searched_all {
             self.vain = Some((*want, returned));
         }
         found
@@ -156,7 +156,7 @@ impl Search {
             }
             // Never waits for the lock: its core is running, and may wait for ours.
             let Some(mut zones) = other.zones.try_lock() else {
-                self.is_sure = false;
+                self.searched_all = false;
                 continue;
             };
             let before = zones.chunks();

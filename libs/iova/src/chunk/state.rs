@@ -11,8 +11,8 @@
 //! of that size.
 //!
 //! The bit above them, the *turn*, is compared with a bit that the designated remote freer writes
-//! (`layout`: `given`). Where they differ, that core has freed the range. The owner collects it by
-//! flipping the turn, in the same store that says "not allocated".
+//! (`layout`: `exclusive_freed`). Where they differ, that core has freed the range. The owner
+//! collects it by flipping the turn, in the same store that says "not allocated".
 
 use core::num::NonZeroU64;
 

@@ -7,7 +7,7 @@ use lines::Ordering;
 
 use super::Shared;
 use super::core_zone::CoreZones;
-use super::layout::{AWAY, MAX_ORDER, NOBODY, WORDS, get, owner_of, word_of};
+use super::layout::{AWAY, MAX_ORDER, NO_CORE, WORDS, get, owner_of, word_of};
 use super::zone::Zone;
 use crate::CHUNK_PAGES;
 
@@ -91,7 +91,7 @@ pub(super) fn take_spent(zone: &Zone) -> Option<u64> {
 
 /// Puts an emptied chunk where all cores find it.
 pub(super) fn release(zone: &Zone, page: u64, is_spent: bool) {
-    zone.known(page).set_owner(NOBODY);
+    zone.known(page).set_owner(NO_CORE);
     let index = zone.index(page);
     match is_spent {
         true => zone.put_spent(index),

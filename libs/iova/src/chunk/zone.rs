@@ -44,7 +44,7 @@ pub(super) struct Zone {
     /// Chunks that no core has.
     pub(super) free: Bitmap,
     /// Chunks with ranges in use whose owner parked.
-    pub(super) orphans: Bitmap,
+    pub(super) abandoned: Bitmap,
     /// Chunks that no core has, whose leaf tables wait to be reclaimed. Has no capacity in a space
     /// that does not reclaim them.
     pub(super) spent: Bitmap,
@@ -70,7 +70,7 @@ impl Zone {
             blocks: keys.map(|_| OnceBox::new()).collect(),
             first_key,
             free: Bitmap::new(numbers),
-            orphans: Bitmap::new(numbers),
+            abandoned: Bitmap::new(numbers),
             spent: Bitmap::new(if retires { numbers } else { 0 }),
             has_spent: AtomicBool::new(false),
             calls: CachePadded::new(AtomicU64::new(0)),
@@ -84,7 +84,7 @@ impl Zone {
     pub(super) fn fill(&self) {
         let first = self.index(self.base);
         self.free.fill(first, first + self.chunks);
-        self.orphans.fill(0, 0);
+        self.abandoned.fill(0, 0);
         self.spent.fill(0, 0);
     }
 

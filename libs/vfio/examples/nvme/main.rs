@@ -170,7 +170,7 @@ fn run(arguments: &Arguments, name: &str, policy: Policy) -> Result<(), Failure>
         calls.maps - before.maps,
         calls.unmaps - before.unmaps,
         risk.stale_max,
-        risk.windows.max_ns / 1000,
+        risk.stale_times.max_ns / 1000,
     );
     Ok(())
 }

@@ -577,7 +577,7 @@ fn stale_mappings_go_when_their_age_is_over_without_being_told() {
         } else {
             10 * MS
         };
-        assert!(world.shadow.risk().windows.max_ns <= age);
+        assert!(world.shadow.risk().stale_times.max_ns <= age);
     }
 }
 

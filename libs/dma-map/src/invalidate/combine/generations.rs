@@ -46,7 +46,7 @@ struct Report {
 
 /// The open generation and the last ones.
 pub(super) struct Generations {
-    posts: CachePadded<OpenBatch>,
+    open_batch: CachePadded<OpenBatch>,
     reports: [CachePadded<Report>; REPORTS],
 }
 
@@ -69,7 +69,7 @@ impl Generations {
                 .store((generation as u64) << 1, Ordering::Relaxed);
         }
         Self {
-            posts: CachePadded::new(OpenBatch {
+            open_batch: CachePadded::new(OpenBatch {
                 open: AtomicU64::new(FIRST << STATE_BITS),
                 taken: AtomicU64::new(FIRST - 1),
                 ranges: Default::default(),
@@ -81,19 +81,19 @@ impl Generations {
     /// Returns whether a core waits in the open generation.
     #[inline]
     pub(super) fn has_posts(&self) -> bool {
-        self.posts.open.load(Ordering::Relaxed) & CORES_MAX as u64 != 0
+        self.open_batch.open.load(Ordering::Relaxed) & CORES_MAX as u64 != 0
     }
 
     /// The open generation.
     pub(super) fn open(&self) -> u64 {
-        self.posts.open.load(Ordering::Relaxed) >> STATE_BITS
+        self.open_batch.open.load(Ordering::Relaxed) >> STATE_BITS
     }
 
     /// Enters the open generation.
     #[inline]
-    pub(super) fn post(&self) -> BatchTicket {
+    pub(super) fn join(&self) -> BatchTicket {
         // Release: pairs with `close`; the cleared entries come before the submission.
-        let found = self.posts.open.fetch_add(1, Ordering::AcqRel);
+        let found = self.open_batch.open.fetch_add(1, Ordering::AcqRel);
         BatchTicket {
             generation: found >> STATE_BITS,
             place: found as usize & CORES_MAX,
@@ -106,22 +106,23 @@ impl Generations {
     pub(super) fn await_others(&self) -> usize {
         // Relaxed: nothing is taken yet. If the generation is not ours any more, its first closes
         // it all the same.
-        self.posts.open.fetch_or(WAITS, Ordering::Relaxed) as usize & CORES_MAX
+        self.open_batch.open.fetch_or(WAITS, Ordering::Relaxed) as usize & CORES_MAX
     }
 
     /// Closes a generation of which this core's post is known and opens the next. Returns the
     /// number of posts in it; `None` where another core has closed it.
     #[inline]
-    pub(super) fn close(&self, post: BatchTicket) -> Option<usize> {
-        let next = (post.generation + 1) << STATE_BITS;
-        let waits = if post.is_awaited { WAITS } else { 0 };
-        let mut known = post.generation << STATE_BITS | waits | (post.place as u64 + 1);
+    pub(super) fn close(&self, batch_ticket: BatchTicket) -> Option<usize> {
+        let next = (batch_ticket.generation + 1) << STATE_BITS;
+        let waits = if batch_ticket.is_awaited { WAITS } else { 0 };
+        let mut known =
+            batch_ticket.generation << STATE_BITS | waits | (batch_ticket.place as u64 + 1);
         loop {
             // Acquire: pairs with all posts, each of which is a read-modify-write of this word.
-            let open = &self.posts.open;
+            let open = &self.open_batch.open;
             match open.compare_exchange(known, next, Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(_) => return Some(known as usize & CORES_MAX),
-                Err(found) if found >> STATE_BITS == post.generation => known = found,
+                Err(found) if found >> STATE_BITS == batch_ticket.generation => known = found,
                 Err(_) => return None,
             }
         }
@@ -129,17 +130,17 @@ impl Generations {
 
     /// Leaves a range for the core that closes the generation, if it is in time.
     #[inline]
-    pub(super) fn put(&self, post: BatchTicket, range: IovaRange) {
+    pub(super) fn put(&self, batch_ticket: BatchTicket, range: IovaRange) {
         // Acquire: pairs with `take`; the core that takes the ranges of the generation before is
         // done with this word.
-        if self.posts.taken.load(Ordering::Acquire) < post.generation - 1 {
+        if self.open_batch.taken.load(Ordering::Acquire) < batch_ticket.generation - 1 {
             return;
         }
-        let Some(word) = self.posts.ranges.get(post.place) else {
+        let Some(word) = self.open_batch.ranges.get(batch_ticket.place) else {
             return;
         };
         let found = word.load(Ordering::Relaxed);
-        let is_ours = found & PAGES == 0 && found >> PAGES_BITS <= post.generation;
+        let is_ours = found & PAGES == 0 && found >> PAGES_BITS <= batch_ticket.generation;
         if range.pages() > PAGES || !is_ours {
             return;
         }
@@ -154,14 +155,17 @@ impl Generations {
     pub(super) fn take(&self, generation: u64, count: usize) -> [Option<IovaRange>; RANGES] {
         let mut ranges = [None; RANGES];
         // The core that closed this generation has seen the report on the one before.
-        debug_assert_eq!(self.posts.taken.load(Ordering::Relaxed), generation - 1);
+        debug_assert_eq!(
+            self.open_batch.taken.load(Ordering::Relaxed),
+            generation - 1
+        );
         let empty = (generation + 1) << PAGES_BITS;
-        for (range, word) in ranges.iter_mut().zip(&self.posts.ranges).take(count) {
+        for (range, word) in ranges.iter_mut().zip(&self.open_batch.ranges).take(count) {
             let word = word.swap(empty, Ordering::Relaxed);
             *range = IovaRange::new(IovaPfn::new(word >> PAGES_BITS), word & PAGES);
         }
         // Release: the words are the next generation's from here on.
-        self.posts.taken.store(generation, Ordering::Release);
+        self.open_batch.taken.store(generation, Ordering::Release);
         ranges
     }
 

@@ -31,11 +31,11 @@ fn an_error_reaches_its_caller_and_the_next_request_works() {
     let dead = Dead(AtomicBool::new(true));
     let error = Err(InvalidateError::Stopped { status: 0x40 });
     // Alone, as long as it is not pressed; then it calls, and no other core comes.
-    for _ in 0..2 * PRESSED {
+    for _ in 0..2 * CONTENDED {
         assert_eq!(combiner.flush(&dead, 1, range(1, 1)), error);
     }
     dead.0.store(false, Ordering::Relaxed);
-    for _ in 0..2 * PRESSED {
+    for _ in 0..2 * CONTENDED {
         assert_eq!(combiner.flush(&dead, 1, range(1, 1)), Ok(()));
     }
 }

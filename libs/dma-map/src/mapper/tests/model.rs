@@ -122,12 +122,12 @@ fn model_catches_an_owner_that_takes_without_the_lock() {
 fn leave(settles_first: bool, asks_orphans_first: bool) {
     loom::model(move || {
         let line = Arc::new(CoreLines::default());
-        let orphans = Arc::new(Lock::new(0));
+        let abandoned = Arc::new(Lock::new(0));
         line.owner.queued.store(1, Ordering::Relaxed);
         let asking = thread::spawn({
-            let (line, orphans) = (Arc::clone(&line), Arc::clone(&orphans));
+            let (line, abandoned) = (Arc::clone(&line), Arc::clone(&abandoned));
             move || {
-                let waiting = || *orphans.lock();
+                let waiting = || *abandoned.lock();
                 let known = match asks_orphans_first {
                     true => waiting() + line.stale(),
                     false => line.stale() + waiting(),
@@ -138,12 +138,12 @@ fn leave(settles_first: bool, asks_orphans_first: bool) {
         if settles_first {
             line.settle();
         }
-        let mut waiting = orphans.lock();
+        let mut waiting = abandoned.lock();
         *waiting = 1;
         line.settle();
         drop(waiting);
         asking.join().expect("it ends");
-        assert_eq!((line.stale(), *orphans.lock()), (0, 1));
+        assert_eq!((line.stale(), *abandoned.lock()), (0, 1));
     });
 }
 

@@ -104,7 +104,7 @@ fn deferred_closes_every_window_with_one_flush() {
             .all(|iova| world.device.access(*iova, Access::Read).is_err())
     );
     let risk = world.mapper.risk();
-    assert_eq!((risk.stale_max, risk.windows.total()), (250, 250));
+    assert_eq!((risk.stale_max, risk.stale_times.total()), (250, 250));
 }
 
 #[test]

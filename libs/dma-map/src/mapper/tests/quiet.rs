@@ -51,7 +51,7 @@ fn quiet_core(policy: Policy) {
     assert_eq!(world.mapper.allocator_stats().live_ranges, 0);
     let risk = world.mapper.risk();
     risk.check(TICK).unwrap();
-    assert!(risk.windows.max_ns > 0);
+    assert!(risk.stale_times.max_ns > 0);
 }
 
 #[test]
@@ -79,7 +79,7 @@ fn without_a_tick_the_window_stays_open_and_is_reported() {
     world.mapper.tick(world.clock.now()).unwrap();
     assert!(world.device.access(iova, Access::Read).is_err());
     core.park().unwrap();
-    assert_eq!(world.mapper.risk().windows.max_ns, 1_000_000_000);
+    assert_eq!(world.mapper.risk().stale_times.max_ns, 1_000_000_000);
     assert!(
         world.mapper.risk().check(TICK).is_err(),
         "the promise was broken, and says so"
@@ -117,7 +117,7 @@ fn whether_a_tick_is_due_is_asked_with_every_lock_held() {
     let shared = &*world.mapper.0;
     let line = &shared.lines[0];
     let held = (
-        (shared.flush.lock(), shared.orphans.lock()),
+        (shared.flush.lock(), shared.abandoned.lock()),
         (line.leaving.lock(), line.expirer.lock()),
         (line.reuse.lock(), line.left.lock()),
     );
@@ -176,7 +176,7 @@ fn tick_during_read_of_abandoned_work_flushes_nothing() {
     let world = world(Policy::STRICT);
     let (begins, begun) = mpsc::channel();
     std::thread::scope(|scope| {
-        let orphans = world.mapper.0.orphans.lock();
+        let abandoned = world.mapper.0.abandoned.lock();
         scope.spawn(|| {
             begins.send(()).unwrap();
             world.mapper.tick(0).unwrap();
@@ -184,7 +184,7 @@ fn tick_during_read_of_abandoned_work_flushes_nothing() {
         begun.recv().unwrap();
         // Until the tick has met the lock: if it has not by then, the test shows nothing.
         std::thread::sleep(Duration::from_millis(50));
-        drop(orphans);
+        drop(abandoned);
     });
     assert_eq!(world.iotlb.commands(), 0);
 }

@@ -36,7 +36,7 @@ fn accesses_and_sizes_do_not_alias() {
         Box::new(SharingTable::new(8, 2)),
     ];
     for cache in &mut caches {
-        cache.adopt(of(1, Access::Read), iova(7), 0);
+        cache.insert(of(1, Access::Read), iova(7), 0);
         if cache.expirer().is_some() {
             let kept = cache.release(of(1, Access::Read), iova(7), 0, &mut batch);
             assert_eq!(kept, Released::Kept);
@@ -76,7 +76,7 @@ fn a_full_cache_lets_the_oldest_go_together() {
     assert_eq!(cache.counts().stale, 16);
     cache.torn_down(&mut batch, 30);
     assert_eq!((cache.counts().stale, cache.counts().stale_max), (14, 16));
-    assert_eq!(cache.counts().windows.max_ns, 29);
+    assert_eq!(cache.counts().stale_times.max_ns, 29);
     assert_eq!(cache.acquire(page(1), 31), None);
 }
 
@@ -129,7 +129,7 @@ fn a_range_too_long_for_a_word_is_not_kept() {
         &mut OptimisticCache::new(4, 10) as &mut dyn ReuseCache,
         &mut SharingTable::new(4, 1),
     ] {
-        cache.adopt(page(1), long, 0);
+        cache.insert(page(1), long, 0);
         assert_eq!(cache.acquire(page(1), 0), None);
         assert_eq!(
             cache.release(page(1), long, 0, &mut batch),
@@ -180,7 +180,7 @@ fn a_shared_mapping_is_torn_down_by_its_last_user_on_whichever_core() {
     let mut cores = [table.clone(), table];
     let mut batch = Batch::with_room(1);
     assert_eq!(cores[0].acquire(page(3), 0), None);
-    cores[0].adopt(page(3), iova(9), 0);
+    cores[0].insert(page(3), iova(9), 0);
     assert_eq!(cores[1].acquire(page(3), 0), Some(iova(9)));
     assert_eq!(
         cores[1].release(page(3), iova(9), 0, &mut batch),
@@ -199,17 +199,17 @@ fn a_sharing_table_forgets_only_what_has_one_user() {
     let mut cache = SharingTable::new(2, 1);
     let mut batch = Batch::with_room(1);
     for number in 0..2 {
-        cache.adopt(page(number), iova(number), 0);
+        cache.insert(page(number), iova(number), 0);
         assert_eq!(cache.acquire(page(number), 0), Some(iova(number)));
     }
     // Both have two users: there is no room for a third.
-    cache.adopt(page(2), iova(2), 0);
+    cache.insert(page(2), iova(2), 0);
     assert_eq!(cache.acquire(page(2), 0), None);
     assert_eq!(
         cache.release(page(0), iova(0), 0, &mut batch),
         Released::InUse
     );
-    cache.adopt(page(2), iova(2), 0);
+    cache.insert(page(2), iova(2), 0);
     assert_eq!(cache.acquire(page(2), 0), Some(iova(2)));
     assert_eq!(cache.counts().evicted, 1);
     // Forgotten with its one user, whose unmap is the last.

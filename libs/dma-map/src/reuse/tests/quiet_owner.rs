@@ -40,7 +40,7 @@ fn another_thread_closes_the_window_of_an_owner_that_stopped() {
     let mut cache = owner.join().unwrap();
     let counts = cache.counts();
     assert_eq!((counts.stale, counts.expired), (0, 20));
-    assert!(counts.stale_max <= QUOTA as u64 && counts.windows.max_ns <= RESIDENCY_NS + 50);
+    assert!(counts.stale_max <= QUOTA as u64 && counts.stale_times.max_ns <= RESIDENCY_NS + 50);
     // The owner finds nothing, and, after a notice, all its places.
     assert_eq!(cache.acquire(page(3), 3000), None);
     cache.torn_down(&mut batch, 3000);

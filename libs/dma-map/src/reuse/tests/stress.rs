@@ -98,12 +98,12 @@ fn owners_and_strangers_never_both_get_a_mapping() {
     let expirers: Vec<_> = caches.iter().map(|c| c.expirer().unwrap()).collect();
     let expired = AtomicU64::new(0);
     thread::scope(|scope| {
-        let strangers: Vec<_> = (0..2)
-            .map(|stranger| {
+        let remotes: Vec<_> = (0..2)
+            .map(|remote| {
                 let (clock, is_over, tables, expirers) = (&clock, &is_over, &tables, &expirers);
                 let expired = &expired;
                 scope.spawn(move || {
-                    let mut batch = Batch::with_room(7 + stranger);
+                    let mut batch = Batch::with_room(7 + remote);
                     while !is_over.load(SeqCst) {
                         for (states, expirer) in tables.iter().zip(expirers) {
                             // A remote core's clock may run ahead of an owner's last reading.
@@ -129,8 +129,8 @@ fn owners_and_strangers_never_both_get_a_mapping() {
             .collect();
         let ends: Vec<_> = owners.into_iter().map(|owner| owner.join()).collect();
         is_over.store(true, SeqCst);
-        let strangers: Vec<_> = strangers.into_iter().map(|s| s.join()).collect();
-        assert!(ends.iter().chain(&strangers).all(Result::is_ok));
+        let remotes: Vec<_> = remotes.into_iter().map(|s| s.join()).collect();
+        assert!(ends.iter().chain(&remotes).all(Result::is_ok));
     });
     assert!(
         expired.load(SeqCst) > 0,

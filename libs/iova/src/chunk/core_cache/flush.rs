@@ -24,10 +24,10 @@ impl CoreCache {
     /// Returns half of the ranges of a free list to their words, and one more that was freed.
     #[cold]
     #[inline(never)]
-    pub(super) fn spill(&mut self, shared: &Shared, lane: usize, page: u64, order: usize) {
+    pub(super) fn flush(&mut self, shared: &Shared, lane: usize, page: u64, order: usize) {
         let zones = &mut *shared.zones_of(self.id).lock();
-        let half = self.ready.of(lane, order).spill();
-        self.unready(shared, zones, lane, order, half);
+        let half = self.free_lists.of(lane, order).flush();
+        self.flush_ranges(shared, zones, lane, order, half);
         self.put_back(shared, zones, lane, page, order);
         // Ranges of this core's free lists are available to other cores now.
         shared.count_returned(self.id);
@@ -39,7 +39,7 @@ impl CoreCache {
     }
 
     /// Returns the `count` ranges of a class that were freed first to their words.
-    fn unready(
+    fn flush_ranges(
         &mut self,
         shared: &Shared,
         zones: &mut CoreZones,
@@ -48,10 +48,10 @@ impl CoreCache {
         count: usize,
     ) {
         for at in 0..count {
-            let page = self.ready.of(lane, order).get(at);
+            let page = self.free_lists.of(lane, order).get(at);
             self.put_back(shared, zones, lane, page, order);
         }
-        self.ready.of(lane, order).forget(count);
+        self.free_lists.of(lane, order).forget(count);
     }
 
     /// Returns all ranges of a zone's free lists to their words.
@@ -62,8 +62,8 @@ impl CoreCache {
         lane: usize,
     ) {
         for order in 0..=MAX_ORDER {
-            let all = self.ready.of(lane, order).len();
-            self.unready(shared, zones, lane, order, all);
+            let all = self.free_lists.of(lane, order).len();
+            self.flush_ranges(shared, zones, lane, order, all);
         }
     }
 
@@ -76,7 +76,7 @@ impl CoreCache {
         page: u64,
         order: usize,
     ) {
-        let Some(chunk) = self.hot.chunk(shared, page) else {
+        let Some(chunk) = self.directory.chunk(shared, page) else {
             return;
         };
         let span = chunk.span(word_of(page), page % WORD_PAGES, order);
@@ -93,8 +93,8 @@ impl CoreCache {
     /// Gives up all roles of designated remote freer. What this core freed as one is counted as
     /// returned.
     pub(in crate::chunk) fn leave_all(&mut self, shared: &Shared) {
-        if self.hot.is_giver() {
-            self.hot.leave_all();
+        if self.directory.is_remote_freer() {
+            self.directory.leave_all();
             shared.count_returned(self.id);
         }
     }
@@ -107,11 +107,11 @@ impl CoreCache {
         lane: usize,
     ) {
         let zone = &shared.zones[lane];
-        if zones.zones[lane].own.is_empty() && self.ready.pages(lane) == 0 {
+        if zones.zones[lane].own.is_empty() && self.free_lists.pages(lane) == 0 {
             return;
         }
         self.unready_all(shared, zones, lane);
-        self.ready.clear(lane);
+        self.free_lists.clear(lane);
         zones.collect_now(shared, lane, Collect::All);
         let fresh = CoreZone::new(zones.zones[lane].answered);
         let own = mem::replace(&mut zones.zones[lane], fresh);
@@ -138,7 +138,7 @@ impl CoreCache {
                 release(zone, page, shared.retires);
             } else {
                 chunk.tag_word().fetch_and(!self.owner, Ordering::AcqRel);
-                zone.orphans.put(zone.index(page));
+                zone.abandoned.put(zone.index(page));
             }
         }
         zones.publish(shared);
@@ -151,7 +151,7 @@ impl CoreCache {
         let own = &zones.zones[lane].own;
         let all = own.len() as u64 * CHUNK_PAGES;
         let held: u64 = own.iter().map(|page| zone.known(*page).held_pages()).sum();
-        held.saturating_sub(self.ready.pages(lane)) <= all / 2
+        held.saturating_sub(self.free_lists.pages(lane)) <= all / 2
     }
 
     /// Takes an emptied chunk whose leaf table may be reclaimed.

@@ -34,8 +34,8 @@ impl CoreCache {
         let lane = lane % MAX_ZONES;
         let zones = &mut *shared.zones_of(self.id).lock();
         let mut is_any = false;
-        self.ready.of(lane, order).grow(order);
-        while self.ready.of(lane, order).is_short(order)
+        self.free_lists.of(lane, order).grow(order);
+        while self.free_lists.of(lane, order).is_short(order)
             && let Some(newest) = zones.zones[lane].partial[order].len().checked_sub(1)
             && self.make_ready(shared, zones, lane, order, newest)
         {
@@ -136,17 +136,17 @@ impl CoreCache {
         }
         let zone = &shared.zones[lane];
         let own = &mut zones.zones[lane];
-        let ready = self.ready.open(lane, order);
+        let list = self.free_lists.open(lane, order);
         let mut is_any = false;
         for smaller in (0..order).rev() {
             own.partial[smaller].retain(|base| {
                 let (chunk, word) = (zone.known(*base), word_of(*base));
                 while let Some(most) = bound.checked_sub(*base)
-                    && ready.has_room()
-                    && (!is_any || ready.is_short(order))
+                    && list.has_room()
+                    && (!is_any || list.is_short(order))
                     && let Some(at) = chunk.join(word, order, most)
                 {
-                    ready.keep(base + at);
+                    list.keep(base + at);
                     is_any = true;
                 }
                 get(chunk.held(word)) != FULL[smaller]
@@ -183,8 +183,8 @@ impl CoreCache {
         order: usize,
         bound: u64,
     ) -> Option<IovaRange> {
-        let ready = self.ready.of(lane, order);
-        let page = ready.take_below(order, bound)?;
+        let list = self.free_lists.of(lane, order);
+        let page = list.take_below(order, bound)?;
         self.chunk(shared, page).hand_out(page, order);
         Some(IovaRange::within_space(page, pages_of(order)))
     }
@@ -231,7 +231,7 @@ impl CoreCache {
             }
             own.partial[order].push(page + word as u64 * WORD_PAGES);
             let at = own.partial[order].len() - 1;
-            self.ready.open(lane, order);
+            self.free_lists.open(lane, order);
             return Some(at);
         }
         None
@@ -249,13 +249,13 @@ impl CoreCache {
     ) -> bool {
         let own = &mut zones.zones[lane];
         let base = own.partial[order][at];
-        let Some(chunk) = self.hot.chunk(shared, base) else {
+        let Some(chunk) = self.directory.chunk(shared, base) else {
             return false;
         };
         let word = word_of(base);
         let mut held = get(chunk.held(word));
-        let ready = self.ready.of(lane, order);
-        held |= ready.keep_all(base, FULL[order] & !held, order);
+        let list = self.free_lists.of(lane, order);
+        held |= list.keep_all(base, FULL[order] & !held, order);
         set(chunk.held(word), held);
         if held == FULL[order] {
             own.partial[order].swap_remove(at);
@@ -284,7 +284,7 @@ impl CoreCache {
         let Some(highest) = highest else {
             return false;
         };
-        if let Some(index) = zone.orphans.take_highest(highest) {
+        if let Some(index) = zone.abandoned.take_highest(highest) {
             shared.count_slow(self.id);
             self.reclaim(shared, zones, lane, zone.page(index));
             return true;
@@ -297,7 +297,7 @@ impl CoreCache {
         let page = zone.page(index);
         let chunk = chunk_of(zone.make_block(page), page);
         // Its designated remote freer would find its own mark in it ever after.
-        self.hot.leave(page);
+        self.directory.leave(page);
         chunk.wipe();
         chunk.set_owner(self.owner);
         zones.zones[lane].add_chunk(page);
@@ -317,7 +317,7 @@ impl CoreCache {
         let chunk = chunk_of(shared.zones[lane].make_block(page), page);
         // Read-modify-write: a remote core's mark of now stays.
         chunk.tag_word().fetch_or(self.owner, Ordering::AcqRel);
-        self.hot.leave(page);
+        self.directory.leave(page);
         let own = &mut zones.zones[lane];
         own.own.push(page);
         if chunk.open() != 0 {
@@ -329,7 +329,7 @@ impl CoreCache {
                 continue;
             }
             own.add_word(order);
-            self.ready.open(lane, order);
+            self.free_lists.open(lane, order);
             let held = get(chunk.held(word));
             if held != FULL[order] {
                 own.partial[order].push(page + word as u64 * WORD_PAGES);
@@ -349,7 +349,7 @@ impl CoreCache {
         lane: usize,
     ) {
         let zone = &shared.zones[lane];
-        while let Some(index) = zone.orphans.take_highest(usize::MAX) {
+        while let Some(index) = zone.abandoned.take_highest(usize::MAX) {
             self.reclaim(shared, zones, lane, zone.page(index));
         }
         zones.sweep(shared, lane, RetainEmpty::Nothing);
@@ -387,7 +387,7 @@ impl CoreCache {
 
     /// A chunk that is in use.
     fn chunk(&mut self, shared: &Shared, page: u64) -> &Chunk {
-        self.hot
+        self.directory
             .chunk(shared, page)
             .expect("a chunk of ours is in the directory")
     }

@@ -6,7 +6,7 @@ use lines::Ordering;
 use super::Local;
 use crate::chunk::Shared;
 use crate::chunk::layout::{
-    AWAY, Chunk, FREE, MAX_ORDER, NOBODY, RUN, TAIL, WORD_PAGES, bit_of, get, owner_of, word_base,
+    AWAY, Chunk, FREE, MAX_ORDER, NO_CORE, RUN, TAIL, WORD_PAGES, bit_of, get, owner_of, word_base,
     word_of,
 };
 use crate::chunk::state::exact_order;
@@ -30,7 +30,7 @@ impl Local {
     pub(super) fn free_slow(&mut self, shared: &Shared, range: IovaRange) -> Result<(), FreeError> {
         self.drains.answer(shared, &mut self.cache);
         let Some((lane, zone, chunk)) = shared.locate(range)? else {
-            shared.rest.free(range)?;
+            shared.unzoned.free(range)?;
             shared.count_returned(self.cache.id());
             return Ok(());
         };
@@ -73,7 +73,7 @@ impl Local {
     ) -> Result<Pinned, FreeError> {
         self.drains.answer(shared, &mut self.cache);
         let Some((lane, zone, chunk)) = shared.locate(range)? else {
-            shared.rest.pin(range)?;
+            shared.unzoned.pin(range)?;
             return Ok(Pinned::new(range, self.space, true));
         };
         let (word, bit) = (word_of(range.first().raw()), bit_of(range.first().raw()));
@@ -110,7 +110,7 @@ impl Local {
                     return Err(FreeError::NotAllocated { range });
                 }
                 // A free or a retirement before our claim is seen now; one after it sees the claim.
-                let is_freed = get(chunk.freed(word)) & bit != 0;
+                let is_freed = get(chunk.shared_freed(word)) & bit != 0;
                 let is_gone = is_freed || !chunk.is_still_out(range);
                 if is_gone {
                     chunk.claimed(word).fetch_and(!bit, Ordering::AcqRel);
@@ -129,7 +129,7 @@ impl Local {
         self.drains.answer(shared, &mut self.cache);
         let range = pinned.range();
         let Ok(Some((lane, zone, chunk))) = shared.locate(range) else {
-            shared.rest.free_pinned(range);
+            shared.unzoned.free_pinned(range);
             return shared.count_returned(self.cache.id());
         };
         let (word, bit) = (word_of(range.first().raw()), bit_of(range.first().raw()));
@@ -164,7 +164,7 @@ impl Local {
         pinned.check(self.space);
         let range = pinned.range();
         let Ok(Some((_, _, chunk))) = shared.locate(range) else {
-            return shared.rest.unpin(range);
+            return shared.unzoned.unpin(range);
         };
         let page = range.first().raw();
         let order = exact_order(range.pages());
@@ -193,7 +193,7 @@ impl Local {
         match owner_of(chunk.tag_word().load(Ordering::Acquire)) {
             owner if owner == self.cache.owner() => RangeLocation::Own,
             AWAY if chunk.kind(0) == RUN => RangeLocation::Run,
-            NOBODY if zone.orphans.take(zone.index(page)) => {
+            NO_CORE if zone.abandoned.take(zone.index(page)) => {
                 let zones = &mut *shared.zones_of(self.cache.id()).lock();
                 self.cache
                     .reclaim(shared, zones, lane, zone.page(zone.index(page)));
@@ -248,8 +248,8 @@ fn diagnose(chunk: &Chunk, range: IovaRange) -> FreeError {
     let page = range.first().raw();
     let is_taken = match head_of(chunk, page) {
         Some(start) => {
-            let is_freed = get(chunk.freed(word_of(start))) & bit_of(start) != 0;
-            !is_freed && !chunk.is_given(start, chunk.state(start))
+            let is_freed = get(chunk.shared_freed(word_of(start))) & bit_of(start) != 0;
+            !is_freed && !chunk.is_exclusively_freed(start, chunk.state(start))
         }
         None => chunk.kind(0) == RUN,
     };

@@ -31,11 +31,11 @@ fn the_giver_and_what_strangers_mark_outlive_an_owner() {
     assert_eq!(chunk.tag(), tag_in(3, 5));
     chunk.tag_word().fetch_or(MARKS, Ordering::Relaxed);
     chunk.set_owner(AWAY);
-    assert_eq!(chunk.tag(), tag_in(3, AWAY) | GIVER);
-    chunk.set_owner(NOBODY);
-    assert_eq!(chunk.tag(), tag_in(3, NOBODY) | GIVER);
+    assert_eq!(chunk.tag(), tag_in(3, AWAY) | REMOTE_FREER);
+    chunk.set_owner(NO_CORE);
+    assert_eq!(chunk.tag(), tag_in(3, NO_CORE) | REMOTE_FREER);
     assert_eq!(chunk.lane(), 3);
-    chunk.given(0).store(6, Ordering::Relaxed);
+    chunk.exclusive_freed(0).store(6, Ordering::Relaxed);
     chunk.wipe();
     let turns: Vec<u64> = (0..4).map(|page| chunk.state(page).turn()).collect();
     assert_eq!(turns, [0, 1, 1, 0]);

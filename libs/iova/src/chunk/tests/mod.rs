@@ -5,7 +5,7 @@ mod possession;
 
 use alloc::vec::Vec;
 
-use super::layout::{GIVER, tag_in};
+use super::layout::{REMOTE_FREER, tag_in};
 use super::*;
 use crate::testing::Random;
 use crate::{AllocError, CoreAllocator, Request};
@@ -488,19 +488,19 @@ fn live_ranges_of_several_zones_stay_cached_together() {
 #[test]
 fn designated_freer_that_reclaims_the_chunk_has_no_mark_there() {
     let space = ChunkAllocator::new(aperture(0, 1023), 2).expect("valid");
-    let (mut owner, mut giver) = two_cores(&space);
+    let (mut owner, mut freer) = two_cores(&space);
     let live: Vec<_> = (0..32)
         .map(|_| owner.alloc(Request::pages(1)).expect("free"))
         .collect();
     let page = live[0].first().raw();
-    free_all(&mut giver, live);
+    free_all(&mut freer, live);
     let tag = |core: &ChunkCore| core.local.cache().known(page).expect("in mind").tag();
-    assert_ne!(tag(&giver) & GIVER, 0);
+    assert_ne!(tag(&freer) & REMOTE_FREER, 0);
     owner.park();
-    let range = giver.alloc(Request::pages(1)).expect("free");
+    let range = freer.alloc(Request::pages(1)).expect("free");
     assert_eq!(range.first().raw() / CHUNK_PAGES, page / CHUNK_PAGES);
-    assert_eq!(tag(&giver), tag_in(0, 2));
-    giver.free(range).expect("allocated");
+    assert_eq!(tag(&freer), tag_in(0, 2));
+    freer.free(range).expect("allocated");
 }
 
 #[test]

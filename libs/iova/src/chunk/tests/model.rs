@@ -60,8 +60,8 @@ const HALF: Request = Request::pages(32);
 /// Returns whether the owner has collected every mark, in every chunk.
 fn nothing_is_marked(shared: &Shared) -> bool {
     let marks = |chunk: &Chunk, word| {
-        let given = get(chunk.given(word)) ^ get(chunk.taken(word));
-        given | get(chunk.freed(word))
+        let given = get(chunk.exclusive_freed(word)) ^ get(chunk.taken(word));
+        given | get(chunk.shared_freed(word))
     };
     let mut chunks = shared.zones[0].known_chunks();
     chunks.all(|(_, chunk)| (0..WORDS).all(|word| marks(chunk, word) == 0))
@@ -78,36 +78,36 @@ enum RemoteFreer {
 
 /// The owner allocates and frees while a remote core frees two ranges one after the other; then all
 /// are free again.
-fn gives_back(giver: RemoteFreer) {
+fn gives_back(freer: RemoteFreer) {
     let space = space(false);
     // Two of a word: what is marked in another word is not this word's.
-    let (size, all) = match giver {
+    let (size, all) = match freer {
         RemoteFreer::AnotherCore => (HALF, 8),
         RemoteFreer::RemoteCore | RemoteFreer::RemoteCoreThenParked => (WORD, 4),
     };
     let mut owner = claim(&space, 0);
     let given: Vec<_> = (0..2).map(|_| owner.alloc(size).expect("free")).collect();
-    if giver == RemoteFreer::AnotherCore {
+    if freer == RemoteFreer::AnotherCore {
         for (_, chunk) in owner.shared.zones[0].known_chunks() {
             assert!(chunk.become_giver(&owner.shared));
         }
     }
-    let mut stranger = claim(&space, 1);
+    let mut remote = claim(&space, 1);
     let other = thread::spawn(move || {
         for range in given {
-            stranger.free(range).expect("it is ours to free");
+            remote.free(range).expect("it is ours to free");
         }
-        if giver == RemoteFreer::RemoteCoreThenParked {
-            stranger.park();
+        if freer == RemoteFreer::RemoteCoreThenParked {
+            remote.park();
         }
         // Kept: a dropped handle would drain by parking.
-        stranger
+        remote
     });
     // The ranges that remote cores freed are collected here.
     let mut own = Vec::new();
     own.extend(owner.alloc(size));
     collect_all(&owner);
-    let stranger = other.join().expect("loom ends the model at a panic");
+    let remote = other.join().expect("loom ends the model at a panic");
     collect_all(&owner);
     let live = space.stats().live_ranges;
     assert_eq!(live, own.len() as u64, "what was given back is free");
@@ -122,7 +122,7 @@ fn gives_back(giver: RemoteFreer) {
     assert_eq!(own.len(), all);
     own.into_iter()
         .for_each(|range| owner.free(range).expect("allocated"));
-    drop(stranger);
+    drop(remote);
 }
 
 #[test]
@@ -141,21 +141,21 @@ fn two_give() {
     let space = space(false);
     let mut owner = claim(&space, 0);
     let all: Vec<_> = (0..4).map(|_| owner.alloc(HALF).expect("free")).collect();
-    let mut strangers = Vec::new();
+    let mut remotes = Vec::new();
     for (core, range) in all[..2].iter().enumerate() {
-        let mut stranger = claim(&space, 1 + core);
-        stranger.free(*range).expect("it is ours to free");
-        strangers.push(stranger);
+        let mut remote = claim(&space, 1 + core);
+        remote.free(*range).expect("it is ours to free");
+        remotes.push(remote);
     }
     let (one, another) = (all[2], all[3]);
-    let mut first = strangers.remove(0);
+    let mut first = remotes.remove(0);
     let other = thread::spawn(move || {
         first.free(one).expect("it is ours to free");
         first
     });
-    strangers[0].free(another).expect("it is ours to free");
-    assert!(strangers[0].free(another).is_err(), "it is freed");
-    strangers.push(other.join().expect("loom ends the model at a panic"));
+    remotes[0].free(another).expect("it is ours to free");
+    assert!(remotes[0].free(another).is_err(), "it is freed");
+    remotes.push(other.join().expect("loom ends the model at a panic"));
     assert_eq!(space.stats().live_ranges, 0, "both are free");
     collect_all(&owner);
     assert!(nothing_is_marked(&owner.shared));
@@ -167,7 +167,7 @@ fn two_give() {
     again
         .into_iter()
         .for_each(|range| owner.free(range).expect("allocated"));
-    drop(strangers);
+    drop(remotes);
 }
 
 #[test]
@@ -182,19 +182,19 @@ fn pins_and_retires() {
     let mut owner = claim(&space, 0);
     let mut all: Vec<_> = (0..3).map(|_| owner.alloc(WORD).expect("free")).collect();
     let contested = all.pop().expect("three");
-    let mut stranger = claim(&space, 1);
+    let mut remote = claim(&space, 1);
     let (tell, told) = mpsc::channel();
     let other = thread::spawn(move || {
-        let pinned = stranger.pin(contested);
+        let pinned = remote.pin(contested);
         let is_retired: bool = told.recv().unwrap_or(false);
         if let Ok(pinned) = pinned {
             assert!(
                 !is_retired,
                 "the leaf table under a pinned range was retired"
             );
-            stranger.unpin(pinned);
+            remote.unpin(pinned);
         }
-        stranger
+        remote
     });
     // The mistake of a driver: it unmaps what another core is unmapping.
     let _ = owner.free(contested);
@@ -209,9 +209,9 @@ fn pins_and_retires() {
         .iter()
         .any(|chunk| chunk.range().contains(contested));
     let _ = tell.send(is_retired);
-    let stranger = other.join().expect("loom ends the model at a panic");
+    let remote = other.join().expect("loom ends the model at a panic");
     retired.into_iter().for_each(|chunk| owner.recycle(chunk));
-    drop(stranger);
+    drop(remote);
 }
 
 #[test]
@@ -225,21 +225,21 @@ fn pins_and_frees() {
     let space = space(false);
     let mut owner = claim(&space, 0);
     let mut all: Vec<_> = (0..3).map(|_| owner.alloc(HALF).expect("free")).collect();
-    let mut stranger = claim(&space, 1);
+    let mut remote = claim(&space, 1);
     let contested = all.pop().expect("three");
     for range in all {
-        stranger.free(range).expect("it is ours to free");
+        remote.free(range).expect("it is ours to free");
     }
     let other = thread::spawn(move || {
-        let pinned = stranger.pin(contested).expect("it is ours to pin");
-        assert!(stranger.free(contested).is_err(), "it is pinned");
-        stranger.free_pinned(pinned);
-        stranger
+        let pinned = remote.pin(contested).expect("it is ours to pin");
+        assert!(remote.free(contested).is_err(), "it is pinned");
+        remote.free_pinned(pinned);
+        remote
     });
     collect_all(&owner);
-    let stranger = other.join().expect("loom ends the model at a panic");
+    let remote = other.join().expect("loom ends the model at a panic");
     assert_eq!(space.stats().live_ranges, 0);
-    drop(stranger);
+    drop(remote);
 }
 
 #[test]
@@ -249,28 +249,28 @@ fn range_pinned_by_designated_freer_is_not_freed() {
 
 /// An owner parks while a remote core frees in its chunk, as its designated freer if it has freed
 /// there before: one of them collects the range.
-fn parks(is_giver: bool) {
+fn parks(is_remote_freer: bool) {
     let space = space(false);
     let mut owner = claim(&space, 0);
     let range = owner.alloc(HALF).expect("free");
-    let mut stranger = claim(&space, 1);
-    if is_giver {
+    let mut remote = claim(&space, 1);
+    if is_remote_freer {
         let first = owner.alloc(HALF).expect("free");
-        stranger.free(first).expect("it is ours to free");
+        remote.free(first).expect("it is ours to free");
     }
     let other = thread::spawn(move || {
-        stranger.free(range).expect("it is ours to free");
-        stranger
+        remote.free(range).expect("it is ours to free");
+        remote
     });
     owner.park();
-    let mut stranger = other.join().expect("loom ends the model at a panic");
+    let mut remote = other.join().expect("loom ends the model at a panic");
     assert_eq!(space.stats().live_ranges, 0);
-    stranger.park();
+    remote.park();
     let all = owner
         .alloc(Request::pages(1024))
         .expect("everything is free");
     owner.free(all).expect("allocated");
-    drop(stranger);
+    drop(remote);
 }
 
 #[test]
@@ -284,18 +284,18 @@ fn pins_while_drained() {
     let space = space(false);
     let mut owner = claim(&space, 0);
     let all: Vec<_> = (0..2).map(|_| owner.alloc(HALF).expect("free")).collect();
-    let mut stranger = claim(&space, 1);
-    stranger.free(all[1]).expect("it is ours to free");
+    let mut remote = claim(&space, 1);
+    remote.free(all[1]).expect("it is ours to free");
     let contested = all[0];
     let other = thread::spawn(move || {
-        let pinned = stranger.pin(contested).expect("it is ours to pin");
-        (stranger, pinned)
+        let pinned = remote.pin(contested).expect("it is ours to pin");
+        (remote, pinned)
     });
     collect_all(&owner);
-    let (mut stranger, pinned) = other.join().expect("loom ends the model at a panic");
+    let (mut remote, pinned) = other.join().expect("loom ends the model at a panic");
     assert!(owner.free(contested).is_err(), "it is pinned");
-    stranger.free_pinned(pinned);
-    drop(stranger);
+    remote.free_pinned(pinned);
+    drop(remote);
 }
 
 #[test]
@@ -309,12 +309,12 @@ fn catches_up() {
     let mut owner = claim(&space, 0);
     let given: Vec<_> = (0..2).map(|_| owner.alloc(WORD).expect("free")).collect();
     collect_all(&owner);
-    let mut stranger = claim(&space, 1);
+    let mut remote = claim(&space, 1);
     let other = thread::spawn(move || {
         for range in given {
-            stranger.free(range).expect("it is ours to free");
+            remote.free(range).expect("it is ours to free");
         }
-        stranger
+        remote
     });
     let catch_up = |owner: &mut ChunkCore| {
         let zones = &mut *owner.shared.zones_of(CoreId(0)).lock();
@@ -325,10 +325,10 @@ fn catches_up() {
         );
     };
     catch_up(&mut owner);
-    let stranger = other.join().expect("loom ends the model at a panic");
+    let remote = other.join().expect("loom ends the model at a panic");
     catch_up(&mut owner);
     assert!(nothing_is_marked(&owner.shared), "what came back is found");
-    drop(stranger);
+    drop(remote);
 }
 
 #[test]

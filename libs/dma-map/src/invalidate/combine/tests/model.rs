@@ -150,31 +150,34 @@ fn explore_ranges() {
         let range = |page: u64| IovaRange::new(IovaPfn::new(page), 1).unwrap();
         let other = Arc::clone(&all);
         let late = loom::thread::spawn(move || {
-            let post = other.post();
-            other.put(post, range(1));
-            post
+            let batch_ticket = other.join();
+            other.put(batch_ticket, range(1));
+            batch_ticket
         });
         let mut closed = Vec::new();
         for first in [10, 20] {
-            let posts = [first, first + 1].map(|page| (all.post(), page));
-            for (post, page) in posts {
-                all.put(post, range(page));
+            let open_batch = [first, first + 1].map(|page| (all.join(), page));
+            for (batch_ticket, page) in open_batch {
+                all.put(batch_ticket, range(page));
             }
-            let count = all.close(posts[1].0).expect("nobody else closes");
-            let ranges = all.take(posts[1].0.generation, count);
-            for (post, page) in posts {
-                let found = ranges[post.place];
+            let count = all.close(open_batch[1].0).expect("nobody else closes");
+            let ranges = all.take(open_batch[1].0.generation, count);
+            for (batch_ticket, page) in open_batch {
+                let found = ranges[batch_ticket.place];
                 assert!(
                     found.is_none_or(|found| found == range(page)),
                     "another's range"
                 );
             }
-            closed.push((posts[1].0.generation, count, ranges));
+            closed.push((open_batch[1].0.generation, count, ranges));
         }
-        let post = late.join().unwrap();
-        if let Some((_, count, ranges)) = closed.iter().find(|(at, ..)| *at == post.generation) {
-            assert!(post.place < *count);
-            let found = ranges[post.place];
+        let batch_ticket = late.join().unwrap();
+        if let Some((_, count, ranges)) = closed
+            .iter()
+            .find(|(at, ..)| *at == batch_ticket.generation)
+        {
+            assert!(batch_ticket.place < *count);
+            let found = ranges[batch_ticket.place];
             assert!(
                 found.is_none_or(|found| found == range(1)),
                 "another's range"

@@ -12,7 +12,7 @@ fn whether_something_is_due_is_answered_while_somebody_looks() {
     let range = IovaRange::new(IovaPfn::new(7), 1).unwrap();
     slab.publish(1, PackedRange::new(range).unwrap(), 5);
     assert_eq!((slab.is_due(14), slab.is_due(15)), (false, true));
-    let looking = slab.outside.lock();
+    let looking = slab.expiry_scan.lock();
     std::thread::scope(|scope| {
         let (told, answer) = mpsc::channel();
         let slab = &slab;
@@ -33,7 +33,7 @@ fn drain_takes_idle_mappings_while_another_thread_scans() {
     let slab = Slab::new(2, 10);
     let range = IovaRange::new(IovaPfn::new(7), 1).unwrap();
     slab.publish(1, PackedRange::new(range).unwrap(), 5);
-    let looking = slab.outside.lock();
+    let looking = slab.expiry_scan.lock();
     std::thread::scope(|scope| {
         let (told, answer) = mpsc::channel();
         let slab = &slab;

@@ -45,13 +45,13 @@ fn expire(world: &World) -> bool {
 }
 
 /// An owner that maps, unmaps, reuses, while remote cores expire.
-fn run(strangers: usize) {
+fn run(remotes: usize) {
     loom::model(move || {
         let world = Arc::new(World {
             slot: Slot::default(),
             entry: AtomicU64::new(0),
         });
-        let strangers: Vec<_> = (0..strangers)
+        let remotes: Vec<_> = (0..remotes)
             .map(|_| {
                 let world = world.clone();
                 thread::spawn(move || expire(&world))
@@ -69,7 +69,7 @@ fn run(strangers: usize) {
             let is_gone = world.entry.load(Ordering::Relaxed) == 0;
             assert!(is_gone, "the slot came back before the mapping was gone");
         }
-        let ends = strangers.into_iter().map(|s| s.join().expect("it ends"));
+        let ends = remotes.into_iter().map(|s| s.join().expect("it ends"));
         let takers = usize::from(is_reused) + ends.filter(|&took| took).count();
         assert_eq!(takers, 1, "one got it");
         assert!(world.slot.is_owned(), "the slot is the owner's again");
