@@ -53,7 +53,7 @@ pub(crate) enum State {
     /// Not in the ring.
     Away,
     /// In the ring, with work.
-    Hungry,
+    Backlogged,
     /// In the ring, without.
     Waiting,
 }
@@ -115,7 +115,7 @@ pub(crate) struct Drr {
     is_in_round: bool,
     round: u64,
     /// Number of backlogged flows: counted during a round for the next one.
-    hungry: usize,
+    backlogged: usize,
     /// Number of backlogged flows of this round: at its beginning, and those that have come since.
     contenders: usize,
     /// Number of rounds granted at once in this round.
@@ -140,7 +140,7 @@ impl Drr {
             place: QueuedFlow::default(),
             is_in_round: false,
             round: 0,
-            hungry: 0,
+            backlogged: 0,
             contenders: 0,
             grants: 1,
             has_served: true,
@@ -167,7 +167,7 @@ impl Drr {
         let Some(of) = self.flows.get_mut(flow) else {
             return;
         };
-        self.hungry -= usize::from(of.state == State::Hungry);
+        self.backlogged -= usize::from(of.state == State::Backlogged);
         if of.state != State::Away {
             self.ring.retain(|&at| at != flow);
             self.woken.retain(|&at| at != flow);
@@ -178,20 +178,20 @@ impl Drr {
     }
 
     /// Returns whether a flow has work.
-    pub(crate) fn has_hungry(&self) -> bool {
-        self.hungry > 0
+    pub(crate) fn has_backlogged(&self) -> bool {
+        self.backlogged > 0
     }
 
     /// Returns the sum of the weights of the flows that have work.
     pub(crate) fn hungry_weight(&self) -> u32 {
-        let hungry = self.flows.iter().filter(|of| of.state == State::Hungry);
-        hungry.fold(0, |sum, of| sum.saturating_add(of.weight))
+        let backlogged = self.flows.iter().filter(|of| of.state == State::Backlogged);
+        backlogged.fold(0, |sum, of| sum.saturating_add(of.weight))
     }
 
     /// Returns whether a flow other than this one, which is being visited, has had work since
     /// before the visit.
     pub(crate) fn is_contended(&self, flow: FlowId) -> bool {
-        self.contenders > usize::from(self.flows[flow].state == State::Hungry)
+        self.contenders > usize::from(self.flows[flow].state == State::Backlogged)
     }
 
     /// Returns whether a visit is to be cut short for this flow, should it have work.
@@ -236,21 +236,21 @@ impl Drr {
     /// Handles that a flow has got work. In a round: only a flow that was away.
     pub(crate) fn activate(&mut self, flow: FlowId) {
         let of = &self.flows[flow];
-        if of.state == State::Hungry {
+        if of.state == State::Backlogged {
             return;
         }
         if of.state == State::Away {
             self.flows[flow].deficit = self.repaid(of);
             self.woken.push_back(flow);
         }
-        self.flows[flow].state = State::Hungry;
+        self.flows[flow].state = State::Backlogged;
         match self.is_in_round {
             true => {
                 // It is counted for the next round when it is visited.
                 self.contenders += 1;
                 self.grant(flow, 1);
             }
-            false => self.hungry += 1,
+            false => self.backlogged += 1,
         }
     }
 
@@ -278,18 +278,18 @@ impl Drr {
     pub(crate) fn begin_round(&mut self) {
         self.round += 1;
         self.is_in_round = true;
-        self.contenders = self.hungry;
-        self.grants = match self.hungry {
+        self.contenders = self.backlogged;
+        self.grants = match self.backlogged {
             // Without backlogged flows no flow waits for a debt to be repaid: as many rounds as the
             // largest debt takes, and one whose quantum may be used.
             0 => MAX_DEBT / self.quantum + 2,
             _ => 1,
         };
-        if self.hungry > 0 && !self.has_served {
+        if self.backlogged > 0 && !self.has_served {
             self.skip_rounds();
         }
         self.has_served = false;
-        self.hungry = 0;
+        self.backlogged = 0;
         (self.kept, self.cursor) = (0, 0);
         if !self.first.is_empty() {
             self.ring.splice(..0, self.first.drain(..));
@@ -306,7 +306,7 @@ impl Drr {
             .chain(&self.woken)
             .chain(&self.ring)
             .map(|&flow| &self.flows[flow])
-            .filter(|of| of.state == State::Hungry)
+            .filter(|of| of.state == State::Backlogged)
             .map(|of| -of.deficit / (self.quantum * i64::from(of.weight)) + 1)
             .min();
         self.grants = needed.unwrap_or(1).max(self.grants);
@@ -376,7 +376,7 @@ impl Drr {
         of.granted = self.round;
         let quantum = self.quantum * i64::from(of.weight);
         let most = match of.state {
-            State::Hungry => quantum * KEPT_QUANTA.max(quanta),
+            State::Backlogged => quantum * KEPT_QUANTA.max(quanta),
             _ => quantum,
         };
         of.deficit = (of.deficit + quantum.saturating_mul(quanta)).min(most);
@@ -389,7 +389,7 @@ impl Drr {
         if of.deficit <= 0 {
             return None;
         }
-        self.has_served |= of.state == State::Hungry;
+        self.has_served |= of.state == State::Backlogged;
         self.budget = of.deficit;
         Some(Grant {
             flow,
@@ -402,7 +402,7 @@ impl Drr {
         let of = &mut self.flows[flow];
         of.state = state;
         match state {
-            State::Hungry => {}
+            State::Backlogged => {}
             State::Waiting => of.deficit = of.deficit.min(0),
             State::Away => {
                 of.left = self.round;
@@ -425,8 +425,8 @@ impl Drr {
     /// activated next: `flow` has more to do, and continues after it.
     pub(crate) fn cut(&mut self, flow: FlowId) {
         let of = &mut self.flows[flow];
-        if of.state != State::Hungry {
-            of.state = State::Hungry;
+        if of.state != State::Backlogged {
+            of.state = State::Backlogged;
             self.contenders += 1;
         }
         self.cut.push(self.place);
@@ -434,13 +434,13 @@ impl Drr {
 
     /// Puts `flow`, of `woken`, into the ring, before those that are there.
     fn begins_next(&mut self, flow: FlowId) {
-        self.hungry += usize::from(self.flows[flow].state == State::Hungry);
+        self.backlogged += usize::from(self.flows[flow].state == State::Backlogged);
         self.first.push(flow);
     }
 
     /// Keeps `flow` in the ring.
     fn keep(&mut self, flow: FlowId) {
-        self.hungry += usize::from(self.flows[flow].state == State::Hungry);
+        self.backlogged += usize::from(self.flows[flow].state == State::Backlogged);
         self.ring[self.kept] = flow;
         self.kept += 1;
     }

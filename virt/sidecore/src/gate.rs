@@ -34,7 +34,7 @@ pub(crate) trait Notifier {
 #[derive(Debug)]
 pub(crate) struct Gate<B> {
     state: CachePadded<AtomicU32>,
-    mail: CachePadded<SendState>,
+    send_state: CachePadded<SendState>,
     notifier: B,
 }
 
@@ -49,7 +49,7 @@ impl<B: Notifier> Gate<B> {
     pub(crate) fn new(notifier: B) -> Self {
         Gate {
             state: CachePadded(AtomicU32::new(AWAKE)),
-            mail: CachePadded(SendState {
+            send_state: CachePadded(SendState {
                 sent: AtomicU64::new(0),
                 stop: AtomicBool::new(false),
             }),
@@ -63,7 +63,7 @@ impl<B: Notifier> Gate<B> {
     pub(crate) fn published(&self) {
         // Release: pairs with the Acquire in `sent`; a reader that sees the count finds the
         // message.
-        self.mail.0.sent.fetch_add(1, Ordering::Release);
+        self.send_state.0.sent.fetch_add(1, Ordering::Release);
         self.wake();
     }
 
@@ -90,7 +90,7 @@ impl<B: Notifier> Gate<B> {
 
     /// Asks the sidecore to end, and wakes it.
     pub(crate) fn stop(&self) {
-        self.mail.0.stop.store(true, Ordering::Release);
+        self.send_state.0.stop.store(true, Ordering::Release);
         self.wake();
     }
 
@@ -99,12 +99,12 @@ impl<B: Notifier> Gate<B> {
     /// Messages sent so far.
     pub(crate) fn sent(&self) -> u64 {
         // Acquire: pairs with the Release in `published`.
-        self.mail.0.sent.load(Ordering::Acquire)
+        self.send_state.0.sent.load(Ordering::Acquire)
     }
 
     pub(crate) fn is_stopping(&self) -> bool {
         // Acquire: what the owner sent before it asked to stop is visible.
-        self.mail.0.stop.load(Ordering::Acquire)
+        self.send_state.0.stop.load(Ordering::Acquire)
     }
 
     /// Enters ARMING, before the pollers are armed; the caller's fence comes after that.
@@ -130,7 +130,7 @@ impl<B: Notifier> Gate<B> {
 
     /// Returns a line that a sender writes, which a pausing CPU may watch.
     pub(crate) fn watched_line(&self) -> &impl Sized {
-        &self.mail
+        &self.send_state
     }
 
     pub(crate) fn notifier(&self) -> &B {

@@ -343,7 +343,7 @@ impl<P: Poller> Group<P> {
         self.children.asked(at);
         let state = match activity {
             Activity::Busy if is_drained && self.renew_probe(at) => State::Away,
-            Activity::Busy => State::Hungry,
+            Activity::Busy => State::Backlogged,
             Activity::Waiting => State::Waiting,
             Activity::Idle => match self.renew_probe(at) {
                 true => State::Away,
@@ -381,9 +381,9 @@ impl<P: Poller> Group<P> {
     }
 
     /// Asks all children, even if one refuses: each prepares for it.
-    fn all_may_detach(&mut self, departure: DetachReason) -> bool {
+    fn all_may_detach(&mut self, detach_reason: DetachReason) -> bool {
         (0..self.len()).fold(true, |all, at| {
-            self.children.touch(at).poller.may_detach(departure) & all
+            self.children.touch(at).poller.may_detach(detach_reason) & all
         })
     }
 
@@ -423,9 +423,9 @@ impl<P: Poller> Poller for Group<P> {
         }
     }
 
-    fn may_detach(&mut self, departure: DetachReason) -> bool {
-        if departure == DetachReason::End {
-            return self.all_may_detach(departure);
+    fn may_detach(&mut self, detach_reason: DetachReason) -> bool {
+        if detach_reason == DetachReason::End {
+            return self.all_may_detach(detach_reason);
         }
         let now = Nanos::now();
         let until = match self.leaving {
@@ -434,7 +434,7 @@ impl<P: Poller> Poller for Group<P> {
             Leaving::No | Leaving::IsServed(_) => now.after(HELD_NS),
         };
         self.leaving = Leaving::Tries(until);
-        if self.all_may_detach(departure) {
+        if self.all_may_detach(detach_reason) {
             self.leaving = Leaving::No;
             return true;
         }
@@ -470,15 +470,15 @@ impl<P: Poller> Poller for Group<P> {
                 }
             }
             // A child that has done something may have woken another, and be finished itself.
-            let goes_on =
-                self.drr.has_hungry() || (turn.spent() != before && self.probe.wakers.are_set());
+            let goes_on = self.drr.has_backlogged()
+                || (turn.spent() != before && self.probe.wakers.are_set());
             if turn.is_spent() || turn.others_wait() || !goes_on {
                 break;
             }
         }
         self.weight = self.drr.hungry_weight().max(1);
         let is_more_to_do = self.is_in_round
-            || self.drr.has_hungry()
+            || self.drr.has_backlogged()
             || !self.woken.is_empty()
             || self.probe.wakers.are_set();
         match is_more_to_do || activity == Activity::Busy {

@@ -104,7 +104,7 @@ impl<M: Send> Handle<M> {
     /// be dropped with its mailbox.
     pub fn send(&self, message: M) -> Result<(), SendError<M>> {
         match &*self.0.to.read().unwrap_or_else(PoisonError::into_inner) {
-            Some(outbox) => outbox.send(self.0.id, message).map_err(SendError),
+            Some(sender) => sender.send(self.0.id, message).map_err(SendError),
             None => Err(SendError(message)),
         }
     }
@@ -125,8 +125,8 @@ impl<M: Send> Handle<M> {
     /// has made visible to [`has_work`](crate::Poller::has_work) in its own way. No system call
     /// unless it sleeps.
     pub fn wake(&self) {
-        if let Some(outbox) = &*self.0.to.read().unwrap_or_else(PoisonError::into_inner) {
-            outbox.gate().wake();
+        if let Some(sender) = &*self.0.to.read().unwrap_or_else(PoisonError::into_inner) {
+            sender.gate().wake();
         }
     }
 }

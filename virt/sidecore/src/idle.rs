@@ -152,7 +152,7 @@ pub struct IdleState {
     awake_until: Nanos,
     retry_ns: u64,
     /// For the priced policy.
-    gaps: IdlePeriods,
+    idle_periods: IdlePeriods,
     allowance: Allowance,
     /// Moving average, without the pollers' arming.
     park: Park,
@@ -171,13 +171,13 @@ impl IdleState {
             cpu_ns: PARK_CPU_NS as f64,
             wake_ns: WAKE_COST_NS as f64,
         };
-        let tariff = match policy {
-            IdlePolicy::Priced(tariff) => tariff,
+        let tradeoff = match policy {
+            IdlePolicy::Priced(tradeoff) => tradeoff,
             _ => CpuLatencyTradeoff::flat(CpuPerLatency::default()),
         };
         IdleState {
-            gaps: IdlePeriods::new(park, tariff),
-            allowance: Allowance::new(tariff.share(), now),
+            idle_periods: IdlePeriods::new(park, tradeoff),
+            allowance: Allowance::new(tradeoff.share(), now),
             park,
             burst: 0,
             has_slept: false,
@@ -200,7 +200,7 @@ impl IdleState {
             let gap_ns = now.since(self.last_work);
             match self.policy {
                 IdlePolicy::Adaptive(times) => self.learn(gap_ns, times),
-                IdlePolicy::Priced(tariff) => self.record(now, gap_ns, tariff),
+                IdlePolicy::Priced(tradeoff) => self.record(now, gap_ns, tradeoff),
                 _ => {}
             }
             self.burst = 0;
@@ -209,7 +209,7 @@ impl IdleState {
         self.last_work = now;
     }
 
-    fn record(&mut self, now: Nanos, gap_ns: u64, tariff: CpuLatencyTradeoff) {
+    fn record(&mut self, now: Nanos, gap_ns: u64, tradeoff: CpuLatencyTradeoff) {
         // Work that ended a sleep came earlier than this sweep, by the latency of a wake.
         let has_slept = std::mem::take(&mut self.has_slept);
         let late_ns = if has_slept {
@@ -221,17 +221,17 @@ impl IdleState {
             cpu_ns: self.park.cpu_ns + self.arm_cost_ns as f64,
             ..self.park
         };
-        self.gaps.was_followed_by(self.burst);
-        self.gaps
-            .record(gap_ns.saturating_sub(late_ns), park, tariff);
+        self.idle_periods.was_followed_by(self.burst);
+        self.idle_periods
+            .record(gap_ns.saturating_sub(late_ns), park, tradeoff);
         self.allowance.settle(now);
     }
 
     /// Returns the time, in nanoseconds, for which the priced policy spins after the last work.
     fn priced_limit_ns(&self) -> u64 {
-        let limit_ns = self.gaps.limit_ns();
+        let limit_ns = self.idle_periods.limit_ns();
         if self.allowance.is_left() {
-            limit_ns.max(self.gaps.allowed_limit_ns())
+            limit_ns.max(self.idle_periods.allowed_limit_ns())
         } else {
             limit_ns
         }
@@ -356,8 +356,8 @@ impl IdleState {
             cpu_ns: (cpu_ns as f64).min(*WAKE_NS.end()),
             wake_ns: (wake_ns as f64).clamp(*WAKE_NS.start(), *WAKE_NS.end()),
         };
-        if let IdlePolicy::Priced(tariff) = self.policy {
-            self.gaps = IdlePeriods::new(self.park, tariff);
+        if let IdlePolicy::Priced(tradeoff) = self.policy {
+            self.idle_periods = IdlePeriods::new(self.park, tradeoff);
         }
     }
 

@@ -98,9 +98,9 @@ impl<M, B: Notifier> MailboxReceiver<M, B> {
         if !self.is_draining {
             return None;
         }
-        let envelope = self.channel.try_recv().ok();
-        self.is_draining = envelope.is_some();
-        envelope
+        let addressed = self.channel.try_recv().ok();
+        self.is_draining = addressed.is_some();
+        addressed
     }
 
     /// Takes all messages, announced or not; the announcement stays for the next
@@ -133,25 +133,25 @@ mod tests {
     /// An order that is announced between the look at orders and the look at messages.
     #[test]
     fn an_order_behind_the_look_is_found_by_the_next_one() {
-        let (outbox, mut inbox) = mailbox(Silent);
-        outbox.send(1, "message").unwrap();
-        assert!(inbox.look());
-        outbox.gate().published();
-        assert_eq!(inbox.take().unwrap().message, "message");
-        assert!(inbox.take().is_none());
-        assert!(inbox.look(), "the order is lost");
-        assert!(inbox.take().is_none());
-        assert!(!inbox.look());
+        let (sender, mut receiver) = mailbox(Silent);
+        sender.send(1, "message").unwrap();
+        assert!(receiver.look());
+        sender.gate().published();
+        assert_eq!(receiver.take().unwrap().message, "message");
+        assert!(receiver.take().is_none());
+        assert!(receiver.look(), "the order is lost");
+        assert!(receiver.take().is_none());
+        assert!(!receiver.look());
     }
 
     /// A move empties the mailbox; orders that came meanwhile are not among what it finds.
     #[test]
     fn an_order_is_found_after_a_move_has_emptied_the_mailbox() {
-        let (outbox, mut inbox) = mailbox(Silent);
-        assert!(!inbox.look());
-        outbox.send(1, "message").unwrap();
-        outbox.gate().published();
-        assert_eq!(inbox.drain().count(), 1);
-        assert!(inbox.look(), "the order is lost");
+        let (sender, mut receiver) = mailbox(Silent);
+        assert!(!receiver.look());
+        sender.send(1, "message").unwrap();
+        sender.gate().published();
+        assert_eq!(receiver.drain().count(), 1);
+        assert!(receiver.look(), "the order is lost");
     }
 }

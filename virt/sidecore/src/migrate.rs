@@ -26,10 +26,10 @@ use crate::{
 impl<P: Poller> Core<P> {
     pub(crate) fn take_orders(&mut self) -> Activity {
         let mut activity = Activity::Idle;
-        while let Ok(order) = self.orders.try_recv() {
-            self.board.pulse.0.mail_taken.add(1);
+        while let Ok(command) = self.commands.try_recv() {
+            self.shared_stats.heartbeat.0.mail_taken.add(1);
             activity = Activity::Busy;
-            match order {
+            match command {
                 CoreCommand::Add(moving, answer) => {
                     // The sender of the order may have stopped waiting.
                     let _ = answer.send(self.add(moving));
@@ -81,14 +81,16 @@ impl<P: Poller> Core<P> {
         if self.members.len() <= at {
             self.members.resize_with(at + 1, || None);
         }
-        self.board.pollers().push(Arc::clone(&moving.board));
-        self.board.core.0.attached.add(1);
+        self.shared_stats
+            .pollers()
+            .push(Arc::clone(&moving.shared_stats));
+        self.shared_stats.core.0.attached.add(1);
         self.members[at] = Some(Member {
             route: moving.route,
-            board: moving.board,
+            shared_stats: moving.shared_stats,
         });
         self.slots.insert(id, at);
-        for message in moving.mail {
+        for message in moving.undelivered {
             self.deliver(at, message);
         }
         self.drr.activate(at);
@@ -104,8 +106,8 @@ impl<P: Poller> Core<P> {
                 // The sender of its answer is dropped with it.
                 continue;
             };
-            let departure = leaving.to.departure();
-            if !self.pollers.touch(at).poller.may_detach(departure) {
+            let detach_reason = leaving.to.detach_reason();
+            if !self.pollers.touch(at).poller.may_detach(detach_reason) {
                 self.leaving.push(leaving);
                 continue;
             }
@@ -124,21 +126,22 @@ impl<P: Poller> Core<P> {
         let mut leaving = Some(leaving);
         route.redirect(|to| {
             let leaving = leaving.take().expect("once");
-            let mail = self.collect_mail(leaving.id);
+            let undelivered = self.collect_undelivered(leaving.id);
             match leaving.to {
                 Destination::Owner(owner) => {
                     *to = None;
-                    mail.into_iter()
+                    undelivered
+                        .into_iter()
                         .for_each(|message| self.deliver(at, message));
                     // The receiver may be gone: then the poller is dropped.
                     let _ = owner.send(self.take_out(at).poller);
                 }
                 Destination::Core(port, answer) => {
                     let mut moving = self.take_out(at);
-                    moving.mail = mail;
-                    let has_gone = match port.order(CoreCommand::Receive(moving)) {
+                    moving.undelivered = undelivered;
+                    let has_gone = match port.command(CoreCommand::Receive(moving)) {
                         Ok(()) => {
-                            *to = Some(port.outbox);
+                            *to = Some(port.sender);
                             true
                         }
                         // That core has ended: stay.
@@ -157,18 +160,18 @@ impl<P: Poller> Core<P> {
 
     /// Empties the mailbox and returns the messages for `id`. The rest is delivered before any
     /// later one.
-    fn collect_mail(&mut self, id: u64) -> Vec<P::Message> {
+    fn collect_undelivered(&mut self, id: u64) -> Vec<P::Message> {
         let mut mine = Vec::new();
         let mut others = std::mem::take(&mut self.stash);
         // As in `take_orders`, an order to receive another poller may still be pending; its
         // messages are stashed.
-        others.extend(self.inbox.drain());
-        for envelope in others {
-            if envelope.poller == id {
-                self.board.pulse.0.mail_taken.add(1);
-                mine.push(envelope.message);
+        others.extend(self.receiver.drain());
+        for addressed in others {
+            if addressed.poller == id {
+                self.shared_stats.heartbeat.0.mail_taken.add(1);
+                mine.push(addressed.message);
             } else {
-                self.stash.push_back(envelope);
+                self.stash.push_back(addressed);
             }
         }
         mine
@@ -181,13 +184,15 @@ impl<P: Poller> Core<P> {
         let member = self.members[at].take().expect("a slot with a poller");
         let id = member.route.id;
         self.slots.remove(&id);
-        self.board.pollers().retain(|board| board.id != id);
-        self.board.core.0.detached.add(1);
+        self.shared_stats
+            .pollers()
+            .retain(|shared_stats| shared_stats.id != id);
+        self.shared_stats.core.0.detached.add(1);
         DetachedPoller {
             poller,
             route: member.route,
-            board: member.board,
-            mail: Vec::new(),
+            shared_stats: member.shared_stats,
+            undelivered: Vec::new(),
             debt,
         }
     }

@@ -31,47 +31,51 @@ use crate::{
 };
 
 /// Samples in a row in which a sidecore is unwell before it is reported.
-const LOOKS: u32 = 8;
+const SAMPLES: u32 = 8;
 
 /// A sidecore's heartbeat and statistics, for a [`Monitor`] and for reports; it outlives the
 /// sidecore and keeps none of its pollers alive.
 #[derive(Clone)]
 pub struct Watch {
-    board: Arc<SharedStats>,
+    shared_stats: Arc<SharedStats>,
     gate: Arc<Gate<EventFd>>,
 }
 
 impl fmt::Debug for Watch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Watch")
-            .field("name", &self.board.name)
+            .field("name", &self.shared_stats.name)
             .finish_non_exhaustive()
     }
 }
 
 impl Watch {
-    pub(crate) fn new(board: Arc<SharedStats>, gate: Arc<Gate<EventFd>>) -> Self {
-        Watch { board, gate }
+    pub(crate) fn new(shared_stats: Arc<SharedStats>, gate: Arc<Gate<EventFd>>) -> Self {
+        Watch { shared_stats, gate }
     }
 
     /// Returns the sidecore's statistics so far, or until it ended.
     pub fn stats(&self) -> Stats {
-        self.board.snapshot()
+        self.shared_stats.snapshot()
     }
 
     /// Returns whether it is in its wait right now.
     pub fn is_asleep(&self) -> bool {
-        self.board.pulse.0.is_asleep.load(Ordering::Relaxed)
+        self.shared_stats
+            .heartbeat
+            .0
+            .is_asleep
+            .load(Ordering::Relaxed)
     }
 
-    fn look(&self, now: Nanos) -> Sample {
-        let pulse = &self.board.pulse.0;
-        let may_sleep = now.0 < pulse.sleeps_until.load(Ordering::Relaxed)
-            && self.gate.sent() == self.board.pulse.0.mail_taken.get();
+    fn sample(&self, now: Nanos) -> Sample {
+        let heartbeat = &self.shared_stats.heartbeat.0;
+        let may_sleep = now.0 < heartbeat.sleeps_until.load(Ordering::Relaxed)
+            && self.gate.sent() == self.shared_stats.heartbeat.0.mail_taken.get();
         Sample {
-            life: pulse.life(),
-            beats: pulse.beats.get(),
-            is_asleep: pulse.is_asleep.load(Ordering::Relaxed) && may_sleep,
+            thread_state: heartbeat.thread_state(),
+            sweeps: heartbeat.sweeps.get(),
+            is_asleep: heartbeat.is_asleep.load(Ordering::Relaxed) && may_sleep,
         }
     }
 }
@@ -79,8 +83,8 @@ impl Watch {
 /// Sample of a sidecore.
 #[derive(Clone, Copy, Debug)]
 struct Sample {
-    life: ThreadState,
-    beats: u64,
+    thread_state: ThreadState,
+    sweeps: u64,
     /// It is asleep, and no message or deadline should have woken it.
     is_asleep: bool,
 }
@@ -115,7 +119,7 @@ pub struct StallReport {
 /// Samples of one sidecore that the monitor remembers. Pure, for tests without a clock.
 #[derive(Debug, Default)]
 struct History {
-    beats: u64,
+    sweeps: u64,
     unwell: u32,
     is_reported: bool,
 }
@@ -123,19 +127,21 @@ struct History {
 impl History {
     /// Returns whether this sample is to be reported: the first at which the stall has lasted long
     /// enough.
-    fn is_news(&mut self, look: Sample) -> bool {
-        if look.life != ThreadState::Panicked && (look.beats != self.beats || look.is_asleep) {
+    fn must_report(&mut self, sample: Sample) -> bool {
+        if sample.thread_state != ThreadState::Panicked
+            && (sample.sweeps != self.sweeps || sample.is_asleep)
+        {
             *self = History {
-                beats: look.beats,
+                sweeps: sample.sweeps,
                 ..History::default()
             };
             return false;
         }
         self.unwell += 1;
-        let is_stuck = self.unwell >= LOOKS || look.life == ThreadState::Panicked;
-        let is_news = is_stuck && !self.is_reported;
+        let is_stuck = self.unwell >= SAMPLES || sample.thread_state == ThreadState::Panicked;
+        let must_report = is_stuck && !self.is_reported;
         self.is_reported |= is_stuck;
-        is_news
+        must_report
     }
 }
 
@@ -183,7 +189,7 @@ impl Monitor {
         let of_thread = Arc::clone(&shared);
         let thread = thread::Builder::new()
             .name("monitor".to_owned())
-            .spawn(move || monitor(&of_thread, limit / LOOKS, &mut report))?;
+            .spawn(move || monitor(&of_thread, limit / SAMPLES, &mut report))?;
         Ok(Monitor {
             shared,
             thread: Some(thread),
@@ -211,15 +217,15 @@ fn monitor(shared: &Shared, interval: Duration, report: &mut dyn FnMut(&StallRep
     let mut watched = shared.lock();
     while !watched.is_stopping {
         let now = Nanos::now();
-        watched
-            .list
-            .retain(|(watch, _)| watch.board.pulse.0.life() != ThreadState::Ended);
+        watched.list.retain(|(watch, _)| {
+            watch.shared_stats.heartbeat.0.thread_state() != ThreadState::Ended
+        });
         let stuck: Vec<StallReport> = watched
             .list
             .iter_mut()
             .filter_map(|(watch, history)| {
-                let look = watch.look(now);
-                history.is_news(look).then(|| describe(watch, look))
+                let sample = watch.sample(now);
+                history.must_report(sample).then(|| describe(watch, sample))
             })
             .collect();
         // Reported after unlocking: `report` may call `watch`.
@@ -233,25 +239,25 @@ fn monitor(shared: &Shared, interval: Duration, report: &mut dyn FnMut(&StallRep
     }
 }
 
-fn describe(watch: &Watch, look: Sample) -> StallReport {
-    let pulse = &watch.board.pulse.0;
-    let id = pulse.in_poller.load(Ordering::Relaxed);
+fn describe(watch: &Watch, sample: Sample) -> StallReport {
+    let heartbeat = &watch.shared_stats.heartbeat.0;
+    let id = heartbeat.in_poller.load(Ordering::Relaxed);
     // In a statement of its own: the list is unlocked at its end.
     let in_poller = watch
-        .board
+        .shared_stats
         .pollers()
         .iter()
         .find(|poller| poller.id == id)
         .map(|poller| poller.name.clone());
     StallReport {
-        name: watch.board.name.clone(),
-        cause: match look.life {
+        name: watch.shared_stats.name.clone(),
+        cause: match sample.thread_state {
             ThreadState::Panicked => StallCause::Panicked,
-            _ if pulse.is_asleep.load(Ordering::Relaxed) => StallCause::Overslept,
+            _ if heartbeat.is_asleep.load(Ordering::Relaxed) => StallCause::Overslept,
             _ => StallCause::Silent,
         },
         in_poller,
-        stats: watch.board.snapshot(),
+        stats: watch.shared_stats.snapshot(),
     }
 }
 
@@ -259,10 +265,10 @@ fn describe(watch: &Watch, look: Sample) -> StallReport {
 mod tests {
     use super::*;
 
-    fn look(beats: u64, is_asleep: bool) -> Sample {
+    fn sample(sweeps: u64, is_asleep: bool) -> Sample {
         Sample {
-            life: ThreadState::Running,
-            beats,
+            thread_state: ThreadState::Running,
+            sweeps,
             is_asleep,
         }
     }
@@ -270,30 +276,35 @@ mod tests {
     #[test]
     fn a_silent_sidecore_is_reported_once_per_stall() {
         let mut history = History::default();
-        assert!(!history.is_news(look(5, false)));
-        let news: Vec<bool> = (0..20).map(|_| history.is_news(look(5, false))).collect();
-        assert_eq!(news.iter().position(|&is_news| is_news), Some(7));
-        assert_eq!(news.iter().filter(|&&is_news| is_news).count(), 1);
-        assert!(!history.is_news(look(6, false)));
-        assert!((0..8).any(|_| history.is_news(look(6, false))));
+        assert!(!history.must_report(sample(5, false)));
+        let reports: Vec<bool> = (0..20)
+            .map(|_| history.must_report(sample(5, false)))
+            .collect();
+        assert_eq!(reports.iter().position(|&must_report| must_report), Some(7));
+        assert_eq!(
+            reports.iter().filter(|&&must_report| must_report).count(),
+            1
+        );
+        assert!(!history.must_report(sample(6, false)));
+        assert!((0..8).any(|_| history.must_report(sample(6, false))));
     }
 
     #[test]
     fn one_that_sleeps_or_beats_is_never_reported() {
         let mut history = History::default();
-        assert!((0..100).all(|_| !history.is_news(look(0, true))));
-        assert!((0..100).all(|beat| !history.is_news(look(beat, false))));
+        assert!((0..100).all(|_| !history.must_report(sample(0, true))));
+        assert!((0..100).all(|beat| !history.must_report(sample(beat, false))));
     }
 
     #[test]
     fn one_that_panicked_is_reported_at_once_and_once() {
         let mut history = History::default();
-        let look = Sample {
-            life: ThreadState::Panicked,
-            beats: 9,
+        let sample = Sample {
+            thread_state: ThreadState::Panicked,
+            sweeps: 9,
             is_asleep: false,
         };
-        assert!(history.is_news(look));
-        assert!(!history.is_news(look));
+        assert!(history.must_report(sample));
+        assert!(!history.must_report(sample));
     }
 }

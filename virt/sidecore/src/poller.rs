@@ -130,8 +130,8 @@ pub trait Poller: Send {
     fn detaching(&mut self, _wakes: &mut Wakes) {}
 
     /// Returns whether it may leave now; called at each sweep once it has been asked to leave.
-    fn may_detach(&mut self, departure: DetachReason) -> bool {
-        let _ = departure;
+    fn may_detach(&mut self, detach_reason: DetachReason) -> bool {
+        let _ = detach_reason;
         true
     }
 

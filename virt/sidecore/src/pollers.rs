@@ -43,7 +43,7 @@ const EMPTY: SlotSchedule = SlotSchedule {
 pub(crate) struct Pollers<P: Poller> {
     slots: Vec<Option<Attached<P>>>,
     probes: Vec<Option<P::Probe>>,
-    briefs: Vec<SlotSchedule>,
+    schedules: Vec<SlotSchedule>,
     /// Not armed, in the order in which they were touched.
     unarmed: Vec<usize>,
     /// Armed and not checked since.
@@ -59,7 +59,7 @@ impl<P: Poller> Pollers<P> {
         Pollers {
             slots: Vec::new(),
             probes: Vec::new(),
-            briefs: Vec::new(),
+            schedules: Vec::new(),
             unarmed: Vec::new(),
             fresh: Vec::new(),
             found: Vec::new(),
@@ -79,10 +79,10 @@ impl<P: Poller> Pollers<P> {
         while self.slots.len() <= at {
             self.slots.push(None);
             self.probes.push(None);
-            self.briefs.push(EMPTY);
+            self.schedules.push(EMPTY);
         }
         self.slots[at] = Some(Attached { poller, wakes });
-        self.briefs[at] = SlotSchedule {
+        self.schedules[at] = SlotSchedule {
             is_armed: false,
             is_registered,
             ..EMPTY
@@ -98,7 +98,7 @@ impl<P: Poller> Pollers<P> {
         slot.wakes.clear();
         self.unarmed.retain(|&other| other != at);
         self.fresh.retain(|&other| other != at);
-        self.briefs[at] = EMPTY;
+        self.schedules[at] = EMPTY;
         self.probes[at] = None;
         self.slots[at].take().expect("touched just now").poller
     }
@@ -123,8 +123,8 @@ impl<P: Poller> Pollers<P> {
     /// When the slot is empty.
     pub(crate) fn touch(&mut self, at: usize) -> &mut Attached<P> {
         let slot = self.slots[at].as_mut().expect("a slot with a poller");
-        if self.briefs[at].is_armed {
-            self.briefs[at].is_armed = false;
+        if self.schedules[at].is_armed {
+            self.schedules[at].is_armed = false;
             self.unarmed.push(at);
             slot.poller.disarm();
         }
@@ -155,10 +155,10 @@ impl<P: Poller> Pollers<P> {
     #[inline]
     pub(crate) fn asked(&mut self, at: usize) {
         let slot = self.slots[at].as_ref().expect("a slot with a poller");
-        let brief = &mut self.briefs[at];
-        brief.deadline = slot.poller.deadline().unwrap_or(NEVER);
-        brief.muted_until = slot.wakes.muted_until().unwrap_or(NEVER);
-        let earlier = brief.deadline.min(brief.muted_until);
+        let schedule = &mut self.schedules[at];
+        schedule.deadline = slot.poller.deadline().unwrap_or(NEVER);
+        schedule.muted_until = slot.wakes.muted_until().unwrap_or(NEVER);
+        let earlier = schedule.deadline.min(schedule.muted_until);
         self.next_deadline = self.next_deadline.min(earlier);
     }
 
@@ -173,19 +173,19 @@ impl<P: Poller> Pollers<P> {
     #[cold]
     pub(crate) fn due(&mut self, now: Nanos, due: &mut Vec<usize>) {
         let mut next = NEVER;
-        for (at, brief) in self.briefs.iter_mut().enumerate() {
-            if brief.muted_until <= now
+        for (at, schedule) in self.schedules.iter_mut().enumerate() {
+            if schedule.muted_until <= now
                 && let Some(slot) = &mut self.slots[at]
             {
                 slot.wakes.unmute(now);
-                brief.muted_until = slot.wakes.muted_until().unwrap_or(NEVER);
+                schedule.muted_until = slot.wakes.muted_until().unwrap_or(NEVER);
             }
-            if brief.deadline <= now {
+            if schedule.deadline <= now {
                 due.push(at);
             } else {
-                next = next.min(brief.deadline);
+                next = next.min(schedule.deadline);
             }
-            next = next.min(brief.muted_until);
+            next = next.min(schedule.muted_until);
         }
         // Those that are due are polled now, which asks for their next one.
         self.next_deadline = next;
@@ -194,9 +194,9 @@ impl<P: Poller> Pollers<P> {
     /// Returns the earliest time at which the core must be awake: a deadline of a poller, or the
     /// end of a descriptor's muting.
     pub(crate) fn earliest(&self) -> Option<Nanos> {
-        let all = self.briefs.iter();
-        let earliest = all.fold(NEVER, |min, brief| {
-            min.min(brief.deadline).min(brief.muted_until)
+        let all = self.schedules.iter();
+        let earliest = all.fold(NEVER, |min, schedule| {
+            min.min(schedule.deadline).min(schedule.muted_until)
         });
         Some(earliest).filter(|&at| at != NEVER)
     }
@@ -217,8 +217,8 @@ impl<P: Poller> Pollers<P> {
     /// Arms all that are not armed. After an error those that are armed stay so.
     pub(crate) fn arm(&mut self) -> Result<(), ArmError> {
         // Left over from an arming that failed, unless disarmed since.
-        let briefs = &self.briefs;
-        self.fresh.retain(|&at| briefs[at].is_armed);
+        let schedules = &self.schedules;
+        self.fresh.retain(|&at| schedules[at].is_armed);
         let moved = std::mem::take(&mut self.unarmed);
         let mut outcome = Ok(());
         for at in moved {
@@ -226,7 +226,7 @@ impl<P: Poller> Pollers<P> {
                 outcome = self.arm_one(at);
             }
             if outcome.is_ok() {
-                self.briefs[at].is_armed = true;
+                self.schedules[at].is_armed = true;
                 self.fresh.push(at);
             } else {
                 self.unarmed.push(at);
@@ -237,14 +237,14 @@ impl<P: Poller> Pollers<P> {
 
     fn arm_one(&mut self, at: usize) -> Result<(), ArmError> {
         let slot = self.slots[at].as_mut().expect("a slot with a poller");
-        let brief = &mut self.briefs[at];
-        if !brief.is_registered {
+        let schedule = &mut self.schedules[at];
+        if !schedule.is_registered {
             let attached = slot.poller.attached(&mut slot.wakes);
             if let Err(error) = attached {
                 slot.wakes.clear();
                 return Err(ArmError::new(error));
             }
-            brief.is_registered = true;
+            schedule.is_registered = true;
         }
         slot.poller.arm(&mut slot.wakes)
     }

@@ -58,7 +58,7 @@ const SWEEPS_PER_YIELD: u32 = 32;
 #[derive(Debug)]
 pub(crate) struct Member<M> {
     pub(crate) route: Arc<Route<M>>,
-    pub(crate) board: Arc<SharedPollerStats>,
+    pub(crate) shared_stats: Arc<SharedPollerStats>,
 }
 
 /// State of a sidecore's thread.
@@ -69,17 +69,17 @@ pub(crate) struct Core<P: Poller> {
     /// Poller number to slot.
     pub(crate) slots: HashMap<u64, usize>,
     pub(crate) drr: Drr,
-    pub(crate) inbox: MailboxReceiver<P::Message, EventFd>,
+    pub(crate) receiver: MailboxReceiver<P::Message, EventFd>,
     /// Messages taken out of the mailbox early, by a move; they are delivered first.
     pub(crate) stash: VecDeque<AddressedMessage<P::Message>>,
-    pub(crate) orders: mpsc::Receiver<CoreCommand<P>>,
+    pub(crate) commands: mpsc::Receiver<CoreCommand<P>>,
     pub(crate) leaving: Vec<Leaving<P>>,
     pub(crate) epoll: Arc<EpollFd>,
     pub(crate) events: [libc::epoll_event; EVENTS],
     /// Event of the last poll of the epoll that belongs to no descriptor registered.
     pub(crate) stray: Option<u64>,
     pub(crate) next_look: Nanos,
-    pub(crate) board: Arc<SharedStats>,
+    pub(crate) shared_stats: Arc<SharedStats>,
     pub(crate) idle: IdleState,
     pub(crate) clock: ThreadClock,
     pub(crate) pause: Pause,
@@ -111,7 +111,7 @@ impl<P: Poller> Core<P> {
     /// Polls until asked to stop; messages sent before that are delivered. Returns the pollers, in
     /// the order of their numbers.
     pub(crate) fn run(mut self) -> Vec<P> {
-        let gate = Arc::clone(self.inbox.gate());
+        let gate = Arc::clone(self.receiver.gate());
         self.now = Nanos::now();
         // The time it took to start is not idleness.
         self.idle.busy(self.now, 0);
@@ -132,7 +132,7 @@ impl<P: Poller> Core<P> {
 
     /// Polls every source once.
     pub(crate) fn sweep(&mut self) -> Activity {
-        self.board.pulse.0.beats.add(1);
+        self.shared_stats.heartbeat.0.sweeps.add(1);
         self.is_waiting = false;
         let mut activity = self.hand_out_mail();
         if self.is_look_due() && self.look(Some(0)) == Activity::Busy {
@@ -158,11 +158,11 @@ impl<P: Poller> Core<P> {
         if !self.leaving.is_empty() && self.detach_leaving() == Activity::Busy {
             activity = Activity::Busy;
         }
-        if self.drr.has_hungry() {
+        if self.drr.has_backlogged() {
             activity = Activity::Busy;
         }
-        self.board
-            .pulse
+        self.shared_stats
+            .heartbeat
             .0
             .in_poller
             .store(NO_POLLER, Ordering::Relaxed);
@@ -191,7 +191,7 @@ impl<P: Poller> Core<P> {
     }
 
     fn count_sweep(&mut self, activity: Activity) {
-        let (start, core) = (self.now, &self.board.core.0);
+        let (start, core) = (self.now, &self.shared_stats.core.0);
         self.now = Nanos::now();
         let elapsed = self.now.since(start);
         if activity == Activity::Busy {
@@ -219,7 +219,7 @@ impl<P: Poller> Core<P> {
                 .force_sleep_every
                 .is_some_and(|n| self.idle_sweeps.is_multiple_of(n.get()))
             && pollers.earliest().is_none_or(|at| at > self.now);
-        let core = &self.board.core.0;
+        let core = &self.shared_stats.core.0;
         match wait {
             _ if is_forced => self.sleep(true),
             Wait::Sleep => self.sleep(false),
@@ -239,7 +239,7 @@ impl<P: Poller> Core<P> {
             }
             Wait::Pause => {
                 core.pauses.add(1);
-                let (gate, seen) = (self.inbox.gate(), self.inbox.seen());
+                let (gate, seen) = (self.receiver.gate(), self.receiver.seen());
                 self.pause
                     .pause(gate.watched_line(), || gate.sent() == seen);
             }
@@ -248,13 +248,13 @@ impl<P: Poller> Core<P> {
 
     #[cold]
     fn sleep(&mut self, is_forced: bool) {
-        let seen = self.inbox.seen();
-        let gate = Arc::clone(self.inbox.gate());
+        let seen = self.receiver.seen();
+        let gate = Arc::clone(self.receiver.gate());
         let mut waiter = EpollWaiter {
             epoll: &self.epoll,
             events: &mut self.events,
             notifier: gate.notifier(),
-            board: &self.board,
+            shared_stats: &self.shared_stats,
             ready: 0,
             asleep_ns: 0,
             late_ns: None,
@@ -263,7 +263,7 @@ impl<P: Poller> Core<P> {
         let before = self.idle.wants_cost().then(|| self.clock.read());
         let parked = park(&mut self.pollers, &gate, seen, &mut waiter);
         let (ready, asleep_ns, late_ns) = (waiter.ready, waiter.asleep_ns, waiter.late_ns);
-        let (start, core) = (self.now, &self.board.core.0);
+        let (start, core) = (self.now, &self.shared_stats.core.0);
         self.now = Nanos::now();
         core.asleep_ns.add(asleep_ns);
         core.arming_ns
@@ -277,11 +277,11 @@ impl<P: Poller> Core<P> {
                 }
             }
             Parked::NotArmed(error) => {
-                self.board.arm_failed(chain(&error));
+                self.shared_stats.arm_failed(chain(&error));
                 self.idle.arm_failed(self.now);
             }
             Parked::Slept(wake) => {
-                self.board.woken_by(wake);
+                self.shared_stats.woken_by(wake);
                 self.is_first_after_wake = wake != Wake::Deadline;
                 self.idle.armed();
                 let before = before.and_then(Result::ok);
@@ -311,7 +311,7 @@ struct EpollWaiter<'a> {
     epoll: &'a EpollFd,
     events: &'a mut [libc::epoll_event; EVENTS],
     notifier: &'a EventFd,
-    board: &'a SharedStats,
+    shared_stats: &'a SharedStats,
     /// Events of the last wait.
     ready: usize,
     /// Duration of the last wait, if it was entered.
@@ -325,14 +325,15 @@ struct EpollWaiter<'a> {
 impl Waiter for EpollWaiter<'_> {
     fn wait(&mut self, deadline: Option<Nanos>) -> io::Result<Wake> {
         let start = Nanos::now();
-        let core = &self.board.core.0;
+        let core = &self.shared_stats.core.0;
         core.sleeps.add(1);
         core.sleeps_forced.add(u64::from(self.is_forced));
-        self.board.asleep(Some(deadline.unwrap_or(Nanos(u64::MAX))));
+        self.shared_stats
+            .asleep(Some(deadline.unwrap_or(Nanos(u64::MAX))));
         let ready = self
             .epoll
             .wait(self.events, deadline.map(|at| at.since(start)));
-        self.board.asleep(None);
+        self.shared_stats.asleep(None);
         self.asleep_ns = Nanos::now().since(start);
 
         self.ready = match ready {

@@ -39,26 +39,26 @@ impl<P: Poller> Core<P> {
     /// Takes orders, then delivers messages.
     pub(crate) fn hand_out_mail(&mut self) -> Activity {
         // Before the orders are taken: a later one is announced anew.
-        let was_announced = self.inbox.look();
+        let was_announced = self.receiver.look();
         if self.stash.is_empty() && !was_announced {
             return Activity::Idle;
         }
         let mut activity = self.take_orders();
         for _ in 0..MAIL_BATCH {
-            let Some(envelope) = self.stash.pop_front().or_else(|| self.inbox.take()) else {
+            let Some(addressed) = self.stash.pop_front().or_else(|| self.receiver.take()) else {
                 break;
             };
-            self.board.pulse.0.mail_taken.add(1);
+            self.shared_stats.heartbeat.0.mail_taken.add(1);
             activity = Activity::Busy;
-            let mut at = self.slots.get(&envelope.poller).copied();
+            let mut at = self.slots.get(&addressed.poller).copied();
             if at.is_none() {
                 // The poller arrived just before its first message, and after the orders were
                 // taken.
                 self.take_orders();
-                at = self.slots.get(&envelope.poller).copied();
+                at = self.slots.get(&addressed.poller).copied();
             }
             if let Some(at) = at {
-                self.deliver(at, envelope.message);
+                self.deliver(at, addressed.message);
             }
         }
         activity
@@ -68,17 +68,17 @@ impl<P: Poller> Core<P> {
         let Some(member) = &self.members[at] else {
             return;
         };
-        let counters = &member.board.counters.0;
-        let in_poller = &self.board.pulse.0.in_poller;
-        in_poller.store(member.board.id, Ordering::Relaxed);
-        self.board.core.0.messages.add(1);
+        let counters = &member.shared_stats.counters.0;
+        let in_poller = &self.shared_stats.heartbeat.0.in_poller;
+        in_poller.store(member.shared_stats.id, Ordering::Relaxed);
+        self.shared_stats.core.0.messages.add(1);
         counters.messages.add(1);
         let slot = self.pollers.touch(at);
         let mut turn = PollContext::new(self.now, CALL_BUDGET, &mut slot.wakes);
         slot.poller.message(message, &mut turn);
         let cost = turn.spent().max(MESSAGE_COST);
         counters.cost.add(cost);
-        self.board.core.0.cost.add(cost);
+        self.shared_stats.core.0.cost.add(cost);
         self.drr.charge(at, cost);
         self.drr.activate(at);
     }
@@ -89,7 +89,7 @@ impl<P: Poller> Core<P> {
         if self.members.is_empty() {
             return Activity::Idle;
         }
-        self.board.core.0.looks.add(1);
+        self.shared_stats.core.0.looks.add(1);
         // An error is a signal; the epoll is polled again soon.
         let ready = self.epoll.wait(&mut self.events, timeout_ns).unwrap_or(0);
         self.take_events(ready)
@@ -102,7 +102,7 @@ impl<P: Poller> Core<P> {
         for index in 0..ready.min(EVENTS) {
             let data = self.events[index].u64;
             if data == wakes::NOTIFIER {
-                self.inbox.gate().notifier().drain();
+                self.receiver.gate().notifier().drain();
                 continue;
             }
             let (at, fd) = wakes::source(data);
@@ -134,9 +134,9 @@ impl<P: Poller> Core<P> {
         let Some(member) = &self.members[at] else {
             return Activity::Idle;
         };
-        let (core, counters) = (&self.board.core.0, &member.board.counters.0);
-        let in_poller = &self.board.pulse.0.in_poller;
-        in_poller.store(member.board.id, Ordering::Relaxed);
+        let (core, counters) = (&self.shared_stats.core.0, &member.shared_stats.counters.0);
+        let in_poller = &self.shared_stats.heartbeat.0.in_poller;
+        in_poller.store(member.shared_stats.id, Ordering::Relaxed);
         let slot = self.pollers.touch(at);
         let is_muted = slot.wakes.of(source.part).strike(fd, self.now);
         core.mutes.add(u64::from(is_muted));
@@ -166,9 +166,9 @@ impl<P: Poller> Core<P> {
     /// closed before it was removed. See `wakes.rs`.
     #[cold]
     fn rebuild_epoll(&mut self) {
-        self.board.core.0.rebuilds.add(1);
+        self.shared_stats.core.0.rebuilds.add(1);
         // If no new epoll can be created, the old one stays, with its stray events.
-        if let Ok(epoll) = epoll_with(self.inbox.gate().notifier()) {
+        if let Ok(epoll) = epoll_with(self.receiver.gate().notifier()) {
             for at in 0..self.pollers.len() {
                 if let Some(slot) = self.pollers.get_mut(at) {
                     slot.wakes.reconnect(&epoll);
@@ -191,9 +191,9 @@ impl<P: Poller> Core<P> {
         };
         let is_measured = self.drr.is_contended(at);
         let start = is_measured.then(|| start.unwrap_or_else(Nanos::now));
-        let counters = &member.board.counters.0;
-        let in_poller = &self.board.pulse.0.in_poller;
-        in_poller.store(member.board.id, Ordering::Relaxed);
+        let counters = &member.shared_stats.counters.0;
+        let in_poller = &self.shared_stats.heartbeat.0.in_poller;
+        in_poller.store(member.shared_stats.id, Ordering::Relaxed);
         let (slot, probes) = self.pollers.touch_beside(at);
         let drr = &self.drr;
         let beside = OtherPollers { probes, drr };
@@ -221,7 +221,7 @@ impl<P: Poller> Core<P> {
         }
         if cost > 0 {
             counters.cost.add(cost);
-            self.board.core.0.cost.add(cost);
+            self.shared_stats.core.0.cost.add(cost);
             self.drr.charge(at, cost);
         }
         self.pollers.asked(at);
@@ -230,7 +230,7 @@ impl<P: Poller> Core<P> {
             Activity::Busy if is_drained && self.pollers.probe(at) => {
                 (State::Away, PollerState::Idle)
             }
-            Activity::Busy => (State::Hungry, PollerState::Busy),
+            Activity::Busy => (State::Backlogged, PollerState::Busy),
             Activity::Waiting => (State::Waiting, PollerState::Waiting),
             Activity::Idle if self.pollers.probe(at) => (State::Away, PollerState::Idle),
             Activity::Idle => (State::Waiting, PollerState::Idle),
@@ -239,7 +239,7 @@ impl<P: Poller> Core<P> {
             true => self.drr.cut(at),
             false => self.drr.finish(at, state),
         }
-        member.board.set_state(shown);
+        member.shared_stats.set_state(shown);
         Visited {
             activity,
             end,

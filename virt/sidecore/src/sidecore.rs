@@ -147,15 +147,15 @@ impl SidecoreBuilder {
     where
         P::Message: 'static,
     {
-        let (outbox, inbox) = mailbox(EventFd::new().map_err(SpawnError::EventFd)?);
+        let (sender, receiver) = mailbox(EventFd::new().map_err(SpawnError::EventFd)?);
         let pause = Pause::detect();
-        let board = Arc::new(SharedStats::new(self.name.clone(), pause.name()));
-        let (orders_in, orders) = mpsc::channel();
+        let shared_stats = Arc::new(SharedStats::new(self.name.clone(), pause.name()));
+        let (orders_in, commands) = mpsc::channel();
         let mut handles = Vec::new();
         let newcomers: Vec<_> = pollers
             .into_iter()
             .map(|poller| {
-                let route = Route::new(outbox.clone());
+                let route = Route::new(sender.clone());
                 handles.push(Handle::new(Arc::clone(&route)));
                 DetachedPoller::new(poller, route)
             })
@@ -167,12 +167,12 @@ impl SidecoreBuilder {
             .flatten();
         let of_core = calibration.clone();
         let cpu = self.cpu;
-        let of_thread = Arc::clone(&board);
+        let of_thread = Arc::clone(&shared_stats);
         let thread = thread::Builder::new()
             .name(self.name.clone())
             .spawn(move || {
                 let _end = End(Arc::clone(&of_thread));
-                let begun = self.begin(of_thread, inbox, orders, pause, newcomers);
+                let begun = self.begin(of_thread, receiver, commands, pause, newcomers);
                 // The receiver waits below.
                 match begun {
                     Ok(mut core) => {
@@ -206,10 +206,10 @@ impl SidecoreBuilder {
             Ok(Ok(())) => Ok(Sidecore {
                 thread: Some(thread),
                 port: Port {
-                    outbox,
-                    orders: orders_in,
+                    sender,
+                    commands: orders_in,
                 },
-                board,
+                shared_stats,
                 handles,
             }),
             Ok(Err(error)) => {
@@ -226,9 +226,9 @@ impl SidecoreBuilder {
     /// Sets the core up, on the new thread, before its loop.
     fn begin<P: Poller>(
         &self,
-        board: Arc<SharedStats>,
-        inbox: MailboxReceiver<P::Message, EventFd>,
-        orders: mpsc::Receiver<CoreCommand<P>>,
+        shared_stats: Arc<SharedStats>,
+        receiver: MailboxReceiver<P::Message, EventFd>,
+        commands: mpsc::Receiver<CoreCommand<P>>,
         pause: Pause,
         newcomers: Vec<DetachedPoller<P>>,
     ) -> Result<Core<P>, SpawnError> {
@@ -236,23 +236,23 @@ impl SidecoreBuilder {
             sys::pin_this_thread(cpu).map_err(|source| SpawnError::Pin { cpu, source })?;
         }
         let clock = ThreadClock::of_this_thread().map_err(SpawnError::Thread)?;
-        board.begin(clock);
-        let epoll = epoll_with(inbox.gate().notifier()).map_err(SpawnError::EventFd)?;
+        shared_stats.begin(clock);
+        let epoll = epoll_with(receiver.gate().notifier()).map_err(SpawnError::EventFd)?;
         let now = Nanos::now();
         let mut core = Core {
             pollers: Pollers::new(),
             members: Vec::new(),
             slots: HashMap::new(),
             drr: Drr::new(self.quantum),
-            inbox,
+            receiver,
             stash: VecDeque::new(),
-            orders,
+            commands,
             leaving: Vec::new(),
             epoll,
             events: sys::no_events(),
             stray: None,
             next_look: now,
-            board,
+            shared_stats,
             idle: IdleState::new(self.idle, now),
             clock,
             pause,
@@ -267,7 +267,7 @@ impl SidecoreBuilder {
             due: Vec::new(),
         };
         for moving in newcomers {
-            let name = moving.board.name.clone();
+            let name = moving.shared_stats.name.clone();
             core.add(moving)
                 .map_err(|source| SpawnError::Attach { name, source })?;
         }
@@ -292,7 +292,7 @@ pub struct Sidecore<P: Poller> {
     /// Taken when joined.
     thread: Option<thread::JoinHandle<Vec<P>>>,
     port: Port<P>,
-    board: Arc<SharedStats>,
+    shared_stats: Arc<SharedStats>,
     /// Handles of the pollers given to `spawn`.
     handles: Vec<Handle<P::Message>>,
 }
@@ -315,11 +315,11 @@ impl<P: Poller> Sidecore<P> {
     /// When the poller's descriptors cannot be registered, or the sidecore has ended; the poller is
     /// dropped.
     pub fn add(&self, poller: P) -> Result<Handle<P::Message>, AddError> {
-        let route = Route::new(self.port.outbox.clone());
+        let route = Route::new(self.port.sender.clone());
         let moving = DetachedPoller::new(poller, Arc::clone(&route));
         let (tx, answer) = mpsc::channel();
         self.port
-            .order(CoreCommand::Add(moving, tx))
+            .command(CoreCommand::Add(moving, tx))
             .map_err(|_| AddError::Ended)?;
         match answer.recv() {
             Ok(Ok(())) => Ok(Handle::new(route)),
@@ -369,12 +369,12 @@ impl<P: Poller> Sidecore<P> {
     pub(crate) fn release(&self, id: u64, to: mpsc::Sender<P>) {
         let to = Destination::Owner(to);
         // On a core that has ended, no poller is sent.
-        let _ = self.port.order(CoreCommand::Leave(Leaving { id, to }));
+        let _ = self.port.command(CoreCommand::Leave(Leaving { id, to }));
     }
 
     /// Returns the statistics so far.
     pub fn stats(&self) -> Stats {
-        self.board.snapshot()
+        self.shared_stats.snapshot()
     }
 
     /// Returns the CPU time of its thread so far, user and kernel. Divided by the wall-clock time
@@ -383,13 +383,16 @@ impl<P: Poller> Sidecore<P> {
     /// # Errors
     /// When the kernel refuses to report it.
     pub fn thread_cpu_time(&self) -> io::Result<Duration> {
-        self.board.cpu_time()
+        self.shared_stats.cpu_time()
     }
 
     /// Returns its heartbeat and statistics, for a [`Monitor`](crate::Monitor) and for reports;
     /// they outlive the sidecore.
     pub fn watch(&self) -> Watch {
-        Watch::new(Arc::clone(&self.board), Arc::clone(self.port.outbox.gate()))
+        Watch::new(
+            Arc::clone(&self.shared_stats),
+            Arc::clone(self.port.sender.gate()),
+        )
     }
 
     /// Ends it: messages sent before are delivered, the thread is joined, and the pollers are
@@ -408,7 +411,7 @@ impl<P: Poller> Sidecore<P> {
 
     fn join(&mut self) -> Option<thread::Result<Vec<P>>> {
         let thread = self.thread.take()?;
-        self.port.outbox.gate().stop();
+        self.port.sender.gate().stop();
         Some(thread.join())
     }
 }

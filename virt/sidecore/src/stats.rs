@@ -242,7 +242,7 @@ pub(crate) const NO_POLLER: u64 = u64::MAX;
 #[derive(Debug)]
 pub(crate) struct Heartbeat {
     /// Counts sweeps.
-    pub(crate) beats: Counter,
+    pub(crate) sweeps: Counter,
     /// In the wait.
     pub(crate) is_asleep: AtomicBool,
     /// Time at which the wait ends by itself, in nanoseconds; `u64::MAX` for never.
@@ -251,13 +251,13 @@ pub(crate) struct Heartbeat {
     pub(crate) in_poller: AtomicU64,
     /// Messages and orders taken out of the mailbox.
     pub(crate) mail_taken: Counter,
-    life: AtomicU32,
+    thread_state: AtomicU32,
 }
 
 impl Heartbeat {
-    pub(crate) fn life(&self) -> ThreadState {
+    pub(crate) fn thread_state(&self) -> ThreadState {
         // Acquire: pairs with `end`; what the thread published last is visible.
-        match self.life.load(Ordering::Acquire) {
+        match self.thread_state.load(Ordering::Acquire) {
             0 => ThreadState::Running,
             1 => ThreadState::Ended,
             _ => ThreadState::Panicked,
@@ -270,7 +270,7 @@ impl Heartbeat {
 pub(crate) struct SharedStats {
     pub(crate) name: String,
     pub(crate) pause: &'static str,
-    pub(crate) pulse: CachePadded<Heartbeat>,
+    pub(crate) heartbeat: CachePadded<Heartbeat>,
     pub(crate) core: CachePadded<CoreCounters>,
     /// Locked to add or remove pollers, and by readers.
     pollers: Mutex<Vec<Arc<SharedPollerStats>>>,
@@ -284,13 +284,13 @@ impl SharedStats {
         SharedStats {
             name,
             pause,
-            pulse: CachePadded(Heartbeat {
-                beats: Counter::default(),
+            heartbeat: CachePadded(Heartbeat {
+                sweeps: Counter::default(),
                 is_asleep: AtomicBool::new(false),
                 sleeps_until: AtomicU64::new(u64::MAX),
                 in_poller: AtomicU64::new(NO_POLLER),
                 mail_taken: Counter::default(),
-                life: AtomicU32::new(0),
+                thread_state: AtomicU32::new(0),
             }),
             core: CachePadded::default(),
             pollers: Mutex::default(),
@@ -317,10 +317,10 @@ impl SharedStats {
         let cpu_ns = self.clock.get().and_then(|clock| clock.read().ok());
         self.cpu_ns_at_end
             .store(cpu_ns.unwrap_or(0), Ordering::Relaxed);
-        // Release: pairs with `Heartbeat::life`.
-        self.pulse
+        // Release: pairs with `Heartbeat::thread_state`.
+        self.heartbeat
             .0
-            .life
+            .thread_state
             .store(if panicked { 2 } else { 1 }, Ordering::Release);
     }
 
@@ -352,11 +352,13 @@ impl SharedStats {
         let Some(clock) = self.clock.get() else {
             return Ok(Duration::ZERO);
         };
-        if self.pulse.0.life() == ThreadState::Running {
+        if self.heartbeat.0.thread_state() == ThreadState::Running {
             match clock.read() {
                 Ok(ns) => return Ok(Duration::from_nanos(ns)),
                 // It may have ended just now.
-                Err(error) if self.pulse.0.life() == ThreadState::Running => return Err(error),
+                Err(error) if self.heartbeat.0.thread_state() == ThreadState::Running => {
+                    return Err(error);
+                }
                 Err(_) => {}
             }
         }
@@ -377,7 +379,7 @@ impl SharedStats {
             pollers: self
                 .pollers()
                 .iter()
-                .map(|board| board.snapshot())
+                .map(|shared_stats| shared_stats.snapshot())
                 .collect(),
             cpu_time: self.cpu_time().unwrap_or_default(),
             last_arm_error: last_arm_error.clone(),
@@ -386,13 +388,13 @@ impl SharedStats {
 
     /// Enters (or leaves, with `None`) the wait, for the monitor.
     pub(crate) fn asleep(&self, until: Option<Nanos>) {
-        let pulse = &self.pulse.0;
+        let heartbeat = &self.heartbeat.0;
         match until {
             Some(until) => {
-                pulse.sleeps_until.store(until.0, Ordering::Relaxed);
-                pulse.is_asleep.store(true, Ordering::Relaxed);
+                heartbeat.sleeps_until.store(until.0, Ordering::Relaxed);
+                heartbeat.is_asleep.store(true, Ordering::Relaxed);
             }
-            None => pulse.is_asleep.store(false, Ordering::Relaxed),
+            None => heartbeat.is_asleep.store(false, Ordering::Relaxed),
         }
     }
 }

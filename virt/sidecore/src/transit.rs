@@ -23,9 +23,9 @@ const LOOK: Duration = Duration::from_millis(10);
 pub(crate) struct DetachedPoller<P: Poller> {
     pub(crate) poller: P,
     pub(crate) route: Arc<Route<P::Message>>,
-    pub(crate) board: Arc<SharedPollerStats>,
+    pub(crate) shared_stats: Arc<SharedPollerStats>,
     /// Messages that the last core had not delivered.
-    pub(crate) mail: Vec<P::Message>,
+    pub(crate) undelivered: Vec<P::Message>,
     /// Debt of the poller, in cost units.
     pub(crate) debt: u64,
 }
@@ -33,12 +33,12 @@ pub(crate) struct DetachedPoller<P: Poller> {
 impl<P: Poller> DetachedPoller<P> {
     /// Creates a new poller, for the core to which its route leads.
     pub(crate) fn new(poller: P, route: Arc<Route<P::Message>>) -> Self {
-        let board = Arc::new(SharedPollerStats::new(route.id, poller.name()));
+        let shared_stats = Arc::new(SharedPollerStats::new(route.id, poller.name()));
         DetachedPoller {
             poller,
             route,
-            board,
-            mail: Vec::new(),
+            shared_stats,
+            undelivered: Vec::new(),
             debt: 0,
         }
     }
@@ -69,7 +69,7 @@ pub(crate) enum Destination<P: Poller> {
 }
 
 impl<P: Poller> Destination<P> {
-    pub(crate) fn departure(&self) -> DetachReason {
+    pub(crate) fn detach_reason(&self) -> DetachReason {
         match self {
             Self::Core(..) => DetachReason::Move,
             Self::Owner(_) => DetachReason::End,
@@ -80,24 +80,24 @@ impl<P: Poller> Destination<P> {
 /// Sending ends of a core: its mailbox and its orders.
 #[derive(Debug)]
 pub(crate) struct Port<P: Poller> {
-    pub(crate) outbox: MailboxSender<P::Message, EventFd>,
-    pub(crate) orders: mpsc::Sender<CoreCommand<P>>,
+    pub(crate) sender: MailboxSender<P::Message, EventFd>,
+    pub(crate) commands: mpsc::Sender<CoreCommand<P>>,
 }
 
 impl<P: Poller> Clone for Port<P> {
     fn clone(&self) -> Self {
         Port {
-            outbox: self.outbox.clone(),
-            orders: self.orders.clone(),
+            sender: self.sender.clone(),
+            commands: self.commands.clone(),
         }
     }
 }
 
 impl<P: Poller> Port<P> {
     /// Sends an order; returns it when the core has ended.
-    pub(crate) fn order(&self, order: CoreCommand<P>) -> Result<(), CoreCommand<P>> {
-        self.orders.send(order).map_err(|refused| refused.0)?;
-        self.outbox.gate().published();
+    pub(crate) fn command(&self, command: CoreCommand<P>) -> Result<(), CoreCommand<P>> {
+        self.commands.send(command).map_err(|refused| refused.0)?;
+        self.sender.gate().published();
         Ok(())
     }
 }
@@ -118,7 +118,7 @@ impl<P: Poller, R> PendingDetach<P, R> {
     ) -> Option<Self> {
         let (tx, answer) = mpsc::channel();
         let to = to(tx);
-        port.order(CoreCommand::Leave(Leaving { id, to })).ok()?;
+        port.command(CoreCommand::Leave(Leaving { id, to })).ok()?;
         let port = port.clone();
         Some(PendingDetach { port, id, answer })
     }
@@ -133,7 +133,7 @@ impl<P: Poller, R> PendingDetach<P, R> {
                 Err(mpsc::RecvTimeoutError::Disconnected) => return None,
                 Err(mpsc::RecvTimeoutError::Timeout) if left.is_zero() || give_up() => {
                     // It may leave at this moment: then the answer says so, or its channel ends.
-                    self.port.order(CoreCommand::Stay(self.id)).ok()?;
+                    self.port.command(CoreCommand::Stay(self.id)).ok()?;
                     return self.answer.recv().ok();
                 }
                 Err(mpsc::RecvTimeoutError::Timeout) => {}

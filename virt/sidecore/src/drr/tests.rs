@@ -36,7 +36,7 @@ fn serve(clients: &[Client], total: u64, seed: u64) -> Vec<u64> {
                 used += from + random.below(to - from + 1);
             }
             drr.charge(visit.flow, used);
-            drr.finish(visit.flow, State::Hungry);
+            drr.finish(visit.flow, State::Backlogged);
             got[visit.flow] += used;
             spent += used;
         }
@@ -95,8 +95,8 @@ proptest! {
                 2 if alive[flow] => drr.activate(flow),
                 3 if alive[flow] => drr.charge(flow, cost),
                 _ => {
-                    let hungry = drr.flows.iter().filter(|f| f.state == State::Hungry).count();
-                    let could = drr.has_hungry();
+                    let backlogged = drr.flows.iter().filter(|f| f.state == State::Backlogged).count();
+                    let could = drr.has_backlogged();
                     drr.begin_round();
                     let mut seen = [0; 6];
                     let mut random = Random::new(cost);
@@ -104,7 +104,7 @@ proptest! {
                         prop_assert!(alive[visit.flow]);
                         seen[visit.flow] += 1;
                         prop_assert!(visit.budget > 0);
-                        let next = [State::Hungry, State::Waiting, State::Away][cost as usize % 3];
+                        let next = [State::Backlogged, State::Waiting, State::Away][cost as usize % 3];
                         drr.charge(visit.flow, cost.min(1_000));
                         let back = random.below(6) as usize;
                         let returns = alive[back] && back != visit.flow && drr.may_interrupt(back);
@@ -118,12 +118,12 @@ proptest! {
                         // Each flow becomes active again as long as its quantum lasts.
                         prop_assert!(cost < 200 || seen[visit.flow] < 64);
                     }
-                    prop_assert_eq!(could, hungry > 0);
+                    prop_assert_eq!(could, backlogged > 0);
                 }
             }
-            let hungry = drr.flows.iter().filter(|f| f.state == State::Hungry).count();
+            let backlogged = drr.flows.iter().filter(|f| f.state == State::Backlogged).count();
             let inside = drr.flows.iter().filter(|f| f.state != State::Away).count();
-            prop_assert_eq!((drr.hungry, drr.ring.len() + drr.woken.len() + drr.first.len()), (hungry, inside));
+            prop_assert_eq!((drr.backlogged, drr.ring.len() + drr.woken.len() + drr.first.len()), (backlogged, inside));
             prop_assert!(drr.cut.is_empty() && drr.again.is_empty());
             prop_assert!(drr.flows.iter().all(|f| f.deficit >= -MAX_DEBT));
         }
@@ -159,7 +159,7 @@ fn serve_beside(costs: &[u64], total: u64, at_once: bool, seed: u64) -> (Vec<u64
             got[flow] += used;
             match (flow, is_cut) {
                 (0, true) => drr.cut(flow),
-                (0, false) => drr.finish(flow, State::Hungry),
+                (0, false) => drr.finish(flow, State::Backlogged),
                 _ => drr.finish(flow, State::Away),
             }
             cuts += u64::from(is_cut);
@@ -241,7 +241,7 @@ fn wait_behind_a_quantum(on: State) -> u64 {
             }
             waited += visit.budget;
             drr.charge(0, visit.budget);
-            drr.finish(0, State::Hungry);
+            drr.finish(0, State::Backlogged);
         }
         drr.begin_round();
     }
@@ -249,7 +249,7 @@ fn wait_behind_a_quantum(on: State) -> u64 {
 
 #[test]
 fn a_flow_that_has_used_up_its_quantum_is_the_first_of_the_next_round() {
-    for on in [State::Away, State::Hungry] {
+    for on in [State::Away, State::Backlogged] {
         assert_eq!(wait_behind_a_quantum(on), QUANTUM, "{on:?}");
     }
 }
@@ -260,7 +260,7 @@ fn a_flow_that_has_come_back_and_stays_is_served_before_the_others_as_long_as_it
     for _ in 0..QUANTUM / 400 {
         assert_eq!(next_flow(&mut drr), Some(1));
         drr.charge(1, 400);
-        drr.finish(1, State::Hungry);
+        drr.finish(1, State::Backlogged);
     }
     assert_eq!(rest_of_round(&mut drr, QUANTUM), [(0, QUANTUM)]);
 }
@@ -273,7 +273,7 @@ fn a_newcomer_is_visited_before_woken_flows_that_were_visited_already() {
     for flow in [1, 2] {
         assert_eq!(next_flow(&mut drr), Some(flow));
         drr.charge(flow, 400);
-        drr.finish(flow, State::Hungry);
+        drr.finish(flow, State::Backlogged);
     }
     assert_eq!(next_flow(&mut drr), Some(1));
     assert!(!drr.is_interruption());
@@ -295,7 +295,7 @@ fn a_woken_flow_alone_with_work_is_visited_once_a_round() {
     drr.activate(0);
     drr.begin_round();
     assert_eq!(rest_of_round(&mut drr, 200), [(0, QUANTUM)]);
-    assert!(drr.has_hungry());
+    assert!(drr.has_backlogged());
 }
 
 #[test]
@@ -311,7 +311,7 @@ fn a_waiting_flow_that_is_cut_short_has_work() {
     drr.wake(1);
     assert_eq!(next_flow(&mut drr), Some(1));
     drr.finish(1, State::Away);
-    assert!(drr.next().is_none() && drr.has_hungry());
+    assert!(drr.next().is_none() && drr.has_backlogged());
 }
 
 #[test]
@@ -320,7 +320,7 @@ fn a_flow_that_is_charged_nothing_is_visited_once_a_round() {
     (0..2).for_each(|flow| drr.reset(flow));
     (0..2).for_each(|flow| drr.activate(flow));
     for _ in 0..3 {
-        assert_eq!(round_of(&mut drr, State::Hungry).len(), 2);
+        assert_eq!(round_of(&mut drr, State::Backlogged).len(), 2);
     }
 }
 
@@ -343,7 +343,7 @@ fn rest_of_round(drr: &mut Drr, cost: u64) -> Vec<(FlowId, u64)> {
     while let Some(Grant { flow, budget }) = drr.next() {
         visits.push((flow, budget));
         drr.charge(flow, cost);
-        drr.finish(flow, State::Hungry);
+        drr.finish(flow, State::Backlogged);
     }
     visits
 }
@@ -396,7 +396,7 @@ fn a_flow_in_debt_interrupts_no_other() {
         assert_eq!(drr.may_interrupt(1), owes < QUANTUM);
         drr.wake(1);
         assert!(drr.is_contended(0));
-        drr.finish(0, State::Hungry);
+        drr.finish(0, State::Backlogged);
         let visits = rest_of_round(&mut drr, 1);
         assert_eq!(visits.len(), usize::from(owes < QUANTUM), "{visits:?}");
     }
@@ -446,7 +446,7 @@ fn one_round(drr: &mut Drr) -> Vec<Grant> {
     while let Some(visit) = drr.next() {
         visits.push(visit);
         drr.charge(visit.flow, visit.budget);
-        drr.finish(visit.flow, State::Hungry);
+        drr.finish(visit.flow, State::Backlogged);
     }
     visits
 }
@@ -462,7 +462,10 @@ fn a_debt_outlives_idleness_and_is_repaid_by_rounds() {
     while let Some(visit) = drr.next() {
         let owes = visit.flow == 0;
         drr.charge(visit.flow, if owes { 10 * QUANTUM } else { QUANTUM });
-        drr.finish(visit.flow, if owes { State::Away } else { State::Hungry });
+        drr.finish(
+            visit.flow,
+            if owes { State::Away } else { State::Backlogged },
+        );
     }
     drr.activate(0);
     assert_eq!(one_round(&mut drr).len(), 2, "it owes nine quanta");
@@ -518,7 +521,10 @@ fn a_visit_without_contention_delays_no_other_flow() {
         visits.iter().map(|&(flow, _, is)| (flow, is)).collect()
     };
     drr.activate(0);
-    assert_eq!(contended(round_of(&mut drr, State::Hungry)), [(0, false)]);
+    assert_eq!(
+        contended(round_of(&mut drr, State::Backlogged)),
+        [(0, false)]
+    );
     drr.activate(1);
     let both = contended(round_of(&mut drr, State::Waiting));
     assert_eq!(both, [(1, true), (0, true)]);
@@ -545,7 +551,9 @@ fn a_waiting_flow_in_debt_is_visited_when_no_flow_has_work() {
     // While another flow has work it repays.
     drr.charge(0, 3 * QUANTUM);
     drr.activate(1);
-    let visited: Vec<_> = (0..4).map(|_| round_of(&mut drr, State::Hungry)).collect();
+    let visited: Vec<_> = (0..4)
+        .map(|_| round_of(&mut drr, State::Backlogged))
+        .collect();
     let repays = visited.iter().take_while(|visits| visits.len() == 1);
     assert_eq!(repays.count(), 3);
 }

@@ -21,7 +21,7 @@ struct Shared {
     is_attached: AtomicBool,
     /// It has been asked to leave, and takes nothing.
     leaves: AtomicBool,
-    mail: AtomicU64,
+    undelivered: AtomicU64,
 }
 
 fn get(word: &AtomicU64) -> u64 {
@@ -109,7 +109,9 @@ impl Poller for Child {
 
     fn message(&mut self, message: u64, _turn: &mut PollContext<'_>) {
         self.called();
-        self.shared.mail.fetch_add(message, Ordering::Relaxed);
+        self.shared
+            .undelivered
+            .fetch_add(message, Ordering::Relaxed);
     }
 
     fn arm(&mut self, _wakes: &mut Wakes) -> Result<(), ArmError> {
@@ -428,5 +430,8 @@ fn a_message_goes_to_its_child_and_is_dropped_without_one() {
         core.group.message(ToChild { child, message }, &mut turn);
         assert_eq!(turn.spent() > 0, child < 2);
     }
-    assert_eq!((get(&core.all[0].mail), get(&core.all[1].mail)), (1, 30));
+    assert_eq!(
+        (get(&core.all[0].undelivered), get(&core.all[1].undelivered)),
+        (1, 30)
+    );
 }

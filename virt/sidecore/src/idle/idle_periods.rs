@@ -93,14 +93,14 @@ pub(super) struct IdlePeriods {
 impl IdlePeriods {
     /// Creates it without periods: spins for as long as a wake costs, which is never worse than
     /// twice the best.
-    pub(super) fn new(park: Park, tariff: CpuLatencyTradeoff) -> Self {
+    pub(super) fn new(park: Park, tradeoff: CpuLatencyTradeoff) -> Self {
         let as_a_wake = |price: CpuPerLatency| (park.cpu_ns + price.get() * park.wake_ns) as u64;
         IdlePeriods {
             bins: [Bin::default(); LIMITS.len()],
             unit: 1.0,
             last: 0,
-            limit_ns: as_a_wake(tariff.price()),
-            allowed_limit_ns: as_a_wake(tariff.allowed()),
+            limit_ns: as_a_wake(tradeoff.price()),
+            allowed_limit_ns: as_a_wake(tradeoff.allowed()),
             since_choice: 0,
             ns_since_choice: 0,
         }
@@ -123,7 +123,7 @@ impl IdlePeriods {
     }
 
     /// Records an idle period that has ended.
-    pub(super) fn record(&mut self, gap_ns: u64, park: Park, tariff: CpuLatencyTradeoff) {
+    pub(super) fn record(&mut self, gap_ns: u64, park: Park, tradeoff: CpuLatencyTradeoff) {
         let is_within = |&limit: &u64| gap_ns <= limit;
         let at = LIMITS[1..].iter().position(is_within);
         let at = at.unwrap_or(LIMITS.len() - 1);
@@ -137,12 +137,12 @@ impl IdlePeriods {
         self.since_choice += 1;
         self.ns_since_choice = self.ns_since_choice.saturating_add(gap_ns);
         if self.since_choice >= GAPS_PER_CHOICE || self.ns_since_choice >= NS_PER_CHOICE {
-            self.choose(park, tariff);
+            self.choose(park, tradeoff);
         }
     }
 
     #[cold]
-    fn choose(&mut self, park: Park, tariff: CpuLatencyTradeoff) {
+    fn choose(&mut self, park: Park, tradeoff: CpuLatencyTradeoff) {
         (self.since_choice, self.ns_since_choice) = (0, 0);
         if self.unit > LARGEST {
             let scale = 1.0 / self.unit;
@@ -158,9 +158,9 @@ impl IdlePeriods {
             sum_ns: sum.sum_ns + bin.sum_ns,
             requests: sum.requests + bin.requests,
         });
-        self.limit_ns = self.best_limit(total, park, tariff.price());
-        self.allowed_limit_ns = if tariff.share() > 0.0 {
-            self.best_limit(total, park, tariff.allowed())
+        self.limit_ns = self.best_limit(total, park, tradeoff.price());
+        self.allowed_limit_ns = if tradeoff.share() > 0.0 {
+            self.best_limit(total, park, tradeoff.allowed())
         } else {
             self.limit_ns
         };

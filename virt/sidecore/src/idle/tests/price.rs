@@ -320,12 +320,12 @@ fn costly_arming_is_part_of_the_price() {
         }
         assert!(
             if cost == 0 {
-                state.gaps.limit_ns() == 0
+                state.idle_periods.limit_ns() == 0
             } else {
-                state.gaps.limit_ns() >= limit
+                state.idle_periods.limit_ns() >= limit
             },
             "{cost}: {}",
-            state.gaps.limit_ns()
+            state.idle_periods.limit_ns()
         );
     }
 }

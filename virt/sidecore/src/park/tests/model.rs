@@ -270,7 +270,7 @@ impl World {
             notifiers: Arc::clone(&notifiers),
             slot,
         };
-        let (outbox, mut inbox) = mailbox::<(), _>(notifier(0));
+        let (sender, mut receiver) = mailbox::<(), _>(notifier(0));
         let mut pollers = Pollers::new();
         let mut threads = Vec::new();
         for (index, &(style, count)) in self.queues.iter().enumerate() {
@@ -300,13 +300,13 @@ impl World {
             }));
         }
         for _ in 0..self.senders {
-            let outbox = outbox.clone();
+            let sender = sender.clone();
             threads.push(thread::spawn(move || {
-                outbox.send(0, ()).unwrap();
-                outbox.gate().notifier().notifiers.one_is_done();
+                sender.send(0, ()).unwrap();
+                sender.gate().notifier().notifiers.one_is_done();
             }));
         }
-        self.serve(&mut pollers, &mut inbox, &notifiers);
+        self.serve(&mut pollers, &mut receiver, &notifiers);
         threads
             .into_iter()
             .for_each(|thread| thread.join().unwrap());
@@ -316,7 +316,7 @@ impl World {
     fn serve(
         self,
         pollers: &mut Pollers<Queue>,
-        inbox: &mut MailboxReceiver<(), SlotNotifier>,
+        receiver: &mut MailboxReceiver<(), SlotNotifier>,
         notifiers: &Arc<Notifiers>,
     ) {
         let mut waiter = NotifierWaiter(Arc::clone(notifiers));
@@ -326,8 +326,8 @@ impl World {
         let mut messages = 0;
         loop {
             let mut activity = Activity::Idle;
-            inbox.look();
-            while inbox.take().is_some() {
+            receiver.look();
+            while receiver.take().is_some() {
                 messages += 1;
                 activity = Activity::Busy;
             }
@@ -351,8 +351,8 @@ impl World {
                     assert!(pollers.probe(at));
                 }
             }
-            let gate = Arc::clone(inbox.gate());
-            match park(pollers, &gate, inbox.seen(), &mut waiter) {
+            let gate = Arc::clone(receiver.gate());
+            match park(pollers, &gate, receiver.seen(), &mut waiter) {
                 Parked::Slept(_) => {
                     let notified = notifiers.state.lock().unwrap().slots;
                     for at in (0..self.queues.len()).filter(|&at| notified[at + 1] > 0) {
