@@ -203,10 +203,10 @@ impl Image {
         }
         let now_ns = u64::try_from(self.opened.elapsed().as_nanos()).unwrap_or(u64::MAX);
         // One worker at a time, as the budget has it.
-        let Some(unsaid) = self.lines.lock().admits_at(now_ns) else {
+        let Some(suppressed) = self.lines.lock().admits_at(now_ns) else {
             return;
         };
-        let more = LogRateLimit::left_out(unsaid);
+        let more = LogRateLimit::left_out(suppressed);
         tracing::warn!(image = %path, "an operation failed: {error}{more}");
     }
 
@@ -214,7 +214,7 @@ impl Image {
         self.files.own().path()
     }
 
-    fn share(&self) -> io::Result<ReadGuard<'_>> {
+    fn read_lock(&self) -> io::Result<ReadGuard<'_>> {
         loop {
             let access = self.access.read();
             if !self.is_torn.load(Ordering::Relaxed) {
@@ -224,11 +224,11 @@ impl Image {
                 });
             }
             drop(access);
-            self.alone()?;
+            self.write_lock()?;
         }
     }
 
-    fn alone(&self) -> io::Result<WriteGuard<'_>> {
+    fn write_lock(&self) -> io::Result<WriteGuard<'_>> {
         let access = self.access.write();
         let mut alone = WriteGuard {
             _alarm: PoisonOnPanic(self.files.own()),
@@ -243,7 +243,7 @@ impl Image {
     }
 
     pub(crate) fn read(&self, offset: u64, data: &mut [u8]) -> io::Result<()> {
-        let access = self.share()?;
+        let access = self.read_lock()?;
         panic_in_tests(offset);
         if !self.files.has_packed() {
             access.read(&mut *data, offset)?;
@@ -257,7 +257,7 @@ impl Image {
 
     /// Writes what needs no new clusters; false: it does need some, and nothing has been written.
     pub(crate) fn overwrite(&self, offset: u64, data: &[u8]) -> io::Result<bool> {
-        let access = self.share()?;
+        let access = self.read_lock()?;
         if need(&access, None, offset, data.len() as u64)? != AllocationNeed::Nothing {
             return Ok(false);
         }
@@ -268,7 +268,7 @@ impl Image {
     /// Begins a series of writes that have the image to themselves.
     pub(crate) fn group(&self) -> io::Result<Group<'_>> {
         Ok(Group {
-            access: self.alone()?,
+            access: self.write_lock()?,
             files: &self.files,
             cluster: self.cluster,
             file: self.files.own(),
@@ -291,7 +291,7 @@ impl Image {
     }
 
     fn discard_piece(&self, offset: u64, len: u64) -> io::Result<()> {
-        let mut access = self.alone()?;
+        let mut access = self.write_lock()?;
         let mut freed = Vec::new();
         let (mut at, end) = (offset, offset + len);
         while at < end {
@@ -350,7 +350,7 @@ impl Image {
     /// The range becomes zero; `unmap`: and need not keep its clusters.
     pub(crate) fn write_zeroes(&self, offset: u64, len: u64, unmap: bool) -> io::Result<()> {
         for (offset, len) in pieces(offset, len, self.l2_span) {
-            let mut access = self.alone()?;
+            let mut access = self.write_lock()?;
             check_copied(&self.files, &access, self.cluster, offset, len)?;
             let done = if is_zero(&access, offset, len)? {
                 Ok(())

@@ -65,7 +65,7 @@ struct Slot<F, C> {
     hears_invalidations: bool,
     is_iommu: bool,
     effects: Effects<C>,
-    wires: FunctionLines,
+    function_lines: FunctionLines,
     /// A command of it has been answered since its last poll began.
     is_answered: bool,
     /// Messages of its interrupt lines, before remapping.
@@ -163,7 +163,7 @@ pub struct Owner<U: ResolveUnit, F, M> {
     slots: Vec<Option<Slot<F, U::Command>>>,
     bypass: NoIommu,
     interrupts: Interrupts,
-    news: PendingUnitEvents,
+    pending: PendingUnitEvents,
     has_subscribers: bool,
     /// Kept for its allocation.
     wake_fds: Vec<(RawFd, u32)>,
@@ -196,7 +196,7 @@ where
             slots: Vec::new(),
             bypass: NoIommu::new(BYPASS_LEASES),
             interrupts: Interrupts::new(sink),
-            news: PendingUnitEvents::default(),
+            pending: PendingUnitEvents::default(),
             has_subscribers: false,
             wake_fds: Vec::new(),
             is_listening: false,
@@ -236,7 +236,7 @@ where
     ///
     /// # Panics
     /// If there is no such unit: a builder's error.
-    pub fn add(&mut self, unit: usize, function: F, wires: FunctionLines) -> usize {
+    pub fn add(&mut self, unit: usize, function: F, function_lines: FunctionLines) -> usize {
         assert!(unit < self.units.len(), "there is no unit {unit}");
         let free = self.slots.iter().position(Option::is_none);
         let number = free.unwrap_or(self.slots.len());
@@ -248,7 +248,7 @@ where
             is_iommu: shape.is_iommu,
             effects: Effects::new(number, function.get().source()),
             function,
-            wires,
+            function_lines,
             is_answered: false,
             routes: Vec::new(),
             holds: Vec::new(),
@@ -283,8 +283,11 @@ where
         }
         let now = Nanos::now();
         for number in 0..self.slots.len() {
-            if let Some((unit, lent)) = self.lend_to(number, now) {
-                used |= unit.with(FunctionUses { lent, pages });
+            if let Some((unit, function_call)) = self.lend_to(number, now) {
+                used |= unit.with(FunctionUses {
+                    function_call,
+                    pages,
+                });
             }
         }
         self.mem.let_go(pages, pages.all() & !used)
@@ -312,10 +315,10 @@ where
     pub fn totals(&mut self) -> Totals {
         self.drain_doorbells();
         let mut totals = self.totals;
-        totals.interrupts += self.interrupts.sent() + self.news.interrupts;
+        totals.interrupts += self.interrupts.sent() + self.pending.interrupts;
         totals.blocked_interrupts = self.interrupts.blocked();
         for slot in self.slots.iter().flatten() {
-            let doorbells = slot.wires.doorbells.as_ref();
+            let doorbells = slot.function_lines.doorbells.as_ref();
             let rung = doorbells.map_or(0, |bells| bells.rung());
             totals.doorbells += rung;
             let FunctionCounts {
@@ -345,13 +348,13 @@ where
     fn lend_to(&mut self, number: usize, now: Nanos) -> Option<Called<'_, U, F, M>> {
         let slot = self.slots.get_mut(number)?.as_mut()?;
         let unit = &mut self.units[slot.unit];
-        let lent = FunctionCall {
+        let function_call = FunctionCall {
             slot,
             bypass: &mut self.bypass,
             mem: &self.mem,
             now: now.0,
         };
-        Some((unit, lent))
+        Some((unit, function_call))
     }
 
     /// Has unit number `at` do `what`.
@@ -366,7 +369,7 @@ where
             next_hold: &mut self.next_hold,
             slots: &mut self.slots,
             sink: self.interrupts.sink(),
-            news: &mut self.news,
+            pending: &mut self.pending,
         };
         self.units[at].with(UnitCall {
             what,

@@ -12,7 +12,7 @@ pub fn effects<C>(number: usize, source: SourceId) -> Effects<C> {
 
 /// Returns the resources of a call, with `unit`, `bypass` and `mem` at `now` (ns of a monotonic
 /// clock), to the function whose effects these are.
-pub fn lent<'a, I, M, C>(
+pub fn function_context<'a, I, M, C>(
     unit: &'a mut I,
     bypass: &'a mut NoIommu,
     mem: &'a M,

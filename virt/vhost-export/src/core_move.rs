@@ -57,8 +57,8 @@ mod tests {
     fn a_device_that_cannot_move_yet_takes_nothing_for_a_tenth_of_the_time_and_not_longer_at_once()
     {
         const STEP: u64 = PAUSE_NS / 10;
-        let mut moving = CoreMove::default();
-        let taken: Vec<bool> = (0..1000).map(|step| moving.takes(step * STEP)).collect();
+        let mut core_move = CoreMove::default();
+        let taken: Vec<bool> = (0..1000).map(|step| core_move.takes(step * STEP)).collect();
         let longest = taken.chunk_by(|a, b| a == b).filter(|same| !same[0]);
         assert_eq!(longest.map(<[bool]>::len).max(), Some(10));
         assert_eq!(taken.iter().filter(|takes| !**takes).count(), 100);
@@ -66,14 +66,14 @@ mod tests {
 
     #[test]
     fn the_end_of_a_pause_wakes_and_the_end_of_service_does_not() {
-        let mut moving = CoreMove::default();
-        assert_eq!(moving.pause_end(), None);
-        assert!(!moving.takes(5));
-        assert_eq!(moving.pause_end(), Some(5 + PAUSE_NS));
-        assert!(moving.takes(5 + PAUSE_NS));
-        assert_eq!(moving.pause_end(), None);
+        let mut core_move = CoreMove::default();
+        assert_eq!(core_move.pause_end(), None);
+        assert!(!core_move.takes(5));
+        assert_eq!(core_move.pause_end(), Some(5 + PAUSE_NS));
+        assert!(core_move.takes(5 + PAUSE_NS));
+        assert_eq!(core_move.pause_end(), None);
         // However late it is asked.
-        assert!(!moving.takes(u64::MAX - 1));
-        assert_eq!(moving.pause_end(), Some(u64::MAX));
+        assert!(!core_move.takes(u64::MAX - 1));
+        assert_eq!(core_move.pause_end(), Some(u64::MAX));
     }
 }

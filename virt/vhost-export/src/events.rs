@@ -333,14 +333,16 @@ impl<M: RegionMemory> Peer<M> {
             queues: &mut self.queues,
             now_ns: turn.now().0,
         };
-        let StoppedQueue { position, unshown } =
-            with_view!(self.memory, view => device.stop_queue(index, view, &mut calls))?;
-        if unshown != 0 {
+        let StoppedQueue {
+            position,
+            unpublished,
+        } = with_view!(self.memory, view => device.stop_queue(index, view, &mut calls))?;
+        if unpublished != 0 {
             say!(
                 self.log,
                 warn,
                 ring = index,
-                requests = unshown,
+                requests = unpublished,
                 "finished requests cannot be shown to the driver: its ring is broken or outside memory"
             );
         }

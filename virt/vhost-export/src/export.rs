@@ -50,7 +50,7 @@ pub struct Export<C: DeviceClass, M = ForeignRam> {
     is_withdrawal_said: bool,
     /// A connection that has ended, until the sidecore has released its probe, which holds guest
     /// memory too.
-    parting: Option<Peer<M>>,
+    closing: Option<Peer<M>>,
     has_let_go: Cell<bool>,
     device: Device<C>,
     /// Memory without a region: the initial memory of a connection.
@@ -60,7 +60,7 @@ pub struct Export<C: DeviceClass, M = ForeignRam> {
     device_fds: Vec<std::os::fd::RawFd>,
     stats: ExportStats,
     /// Whether it is to go to another core, or away.
-    moving: CoreMove,
+    core_move: CoreMove,
     /// The device needs a reset, as the front end was last notified.
     is_broken: bool,
 }
@@ -108,7 +108,7 @@ impl<C: DeviceClass, M: RegionMemory> Export<C, M> {
             deferred: Arc::default(),
             permit: WritePermit::default(),
             is_withdrawal_said: false,
-            parting: None,
+            closing: None,
             has_let_go: Cell::new(false),
             config,
             device,
@@ -117,7 +117,7 @@ impl<C: DeviceClass, M: RegionMemory> Export<C, M> {
             peer: None,
             device_fds,
             stats: ExportStats::default(),
-            moving: CoreMove::No,
+            core_move: CoreMove::No,
             is_broken: false,
         })
     }
@@ -130,7 +130,7 @@ impl<C: DeviceClass, M: RegionMemory> Export<C, M> {
     /// Counters.
     pub fn stats(&self) -> ExportStats {
         // A peer's own are added at its next turn, which the end may forestall.
-        let peers = self.peer.iter().chain(&self.parting);
+        let peers = self.peer.iter().chain(&self.closing);
         ExportStats {
             device: self.device.stats(),
             violations: self.stats.violations + peers.map(Peer::violations).sum::<u64>(),
@@ -141,7 +141,7 @@ impl<C: DeviceClass, M: RegionMemory> Export<C, M> {
     /// The end: the front end is hung up on, elsewhere, since descriptors that it has left may take
     /// long to close. The device comes back, whose files may too.
     pub fn into_device(mut self) -> Device<C> {
-        self.part();
+        self.finish_closing();
         if let Some(peer) = self.peer.take() {
             self.deferred.close(peer);
         }
@@ -244,8 +244,8 @@ impl<C: DeviceClass, M: RegionMemory> Export<C, M> {
                 say!(self.log, info, "the connection has ended");
                 // A connection that is there already has been released by the probe, or has no
                 // memory worth mentioning.
-                self.part();
-                self.parting = self.peer.take();
+                self.finish_closing();
+                self.closing = self.peer.take();
                 self.has_let_go.set(false);
                 self.is_broken = false;
                 Activity::Busy
@@ -273,8 +273,8 @@ impl<C: DeviceClass, M: RegionMemory> Export<C, M> {
     }
 
     /// Drops the connection that has ended, elsewhere.
-    fn part(&mut self) {
-        if let Some(peer) = self.parting.take() {
+    fn finish_closing(&mut self) {
+        if let Some(peer) = self.closing.take() {
             self.deferred.close(peer);
         }
     }
@@ -370,9 +370,9 @@ where
     fn may_detach(&mut self, departure: DetachReason) -> bool {
         let may = self.device.in_flight() == 0;
         let takes = match departure {
-            DetachReason::Move if !may => self.moving.takes(Nanos::now().0),
+            DetachReason::Move if !may => self.core_move.takes(Nanos::now().0),
             DetachReason::Move | DetachReason::End => {
-                self.moving = CoreMove::Goes;
+                self.core_move = CoreMove::Goes;
                 false
             }
         };
@@ -381,14 +381,14 @@ where
     }
 
     fn stays(&mut self) {
-        if std::mem::take(&mut self.moving) != CoreMove::No {
+        if std::mem::take(&mut self.core_move) != CoreMove::No {
             self.set_taking(true);
         }
     }
 
     fn poll(&mut self, turn: &mut PollContext<'_>) -> Activity {
         if self.has_let_go.get() {
-            self.part();
+            self.finish_closing();
         }
         let was_ending = self.peer.as_ref().is_some_and(Peer::is_closing);
         let activity = self.serve(turn);
@@ -496,7 +496,7 @@ where
     }
 
     fn deadline(&self) -> Option<Nanos> {
-        if self.parting.is_some() {
+        if self.closing.is_some() {
             return Some(Nanos(0));
         }
         let peer = self.peer.as_ref()?;
@@ -504,7 +504,7 @@ where
         let device = self.device.opens_at_ns();
         let task = peer.task_deadline(&self.config);
         let miss = peer.miss_deadline(&self.config);
-        let pause = self.moving.pause_end();
+        let pause = self.core_move.pause_end();
         [call, device, task, miss, pause, peer.flush_at()]
             .into_iter()
             .flatten()

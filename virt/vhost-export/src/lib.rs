@@ -30,7 +30,7 @@
 //! answered. Only at the end of a connection are requests cancelled, if they can be.
 //!
 //! **A move to another core** waits for requests in flight too, and the device is served meanwhile,
-//! but for short pauses (`moving`).
+//! but for short pauses (`core_move`).
 //!
 //! **Memory that may be absent** ([`RegionMemory`]). A ring whose memory is not there yet starts
 //! when it is; afterwards its queue parks on a ticket, and other queues go on. A ticket ends by a

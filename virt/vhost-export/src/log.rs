@@ -25,8 +25,8 @@ impl Log {
     /// Whether a line may be logged now.
     pub(crate) fn admits(&self) -> bool {
         let admitted = self.budget.admits_at(Nanos::now().0);
-        if let Some(unsaid @ 1..) = admitted {
-            tracing::warn!(export = %self.name, "{unsaid} lines about this front end were left out");
+        if let Some(suppressed @ 1..) = admitted {
+            tracing::warn!(export = %self.name, "{suppressed} lines about this front end were left out");
         }
         admitted.is_some()
     }

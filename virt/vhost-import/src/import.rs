@@ -283,12 +283,12 @@ impl RemoteDevice for Import {
         }
     }
 
-    fn has_news(&self) -> bool {
-        self.shared.has_news()
+    fn has_events(&self) -> bool {
+        self.shared.has_events()
     }
 
-    fn take_news(&mut self) -> bool {
-        self.shared.take_news();
+    fn take_events(&mut self) -> bool {
+        self.shared.take_events();
         let has_broken = self.needs_reset() && !std::mem::replace(&mut self.is_told, true);
         let is_down = self.shared.is_link_down();
         let has_changed = is_down != std::mem::replace(&mut self.is_link_down, is_down);
@@ -384,7 +384,7 @@ impl RemoteDevice for Import {
         self.is_told = false;
     }
 
-    fn give_up(&mut self) {
+    fn abandon(&mut self) {
         if let Some(number) = self.stop
             && !self.is_stopped(number)
         {

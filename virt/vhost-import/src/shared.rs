@@ -2,8 +2,8 @@
 //!
 //! Orders are numbered and done in turn; their completion is one number. The lock is held for a
 //! push or a pop. Each side has a descriptor that wakes it. Orders are rare (a few for each start
-//! of a driver), so nothing here is built for speed but [`Shared::has_news`], which the owner reads
-//! in every sweep.
+//! of a driver), so nothing here is built for speed but [`Shared::has_events`], which the owner
+//! reads in every sweep.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
@@ -62,7 +62,7 @@ pub(crate) struct Shared {
     is_cut_off: AtomicBool,
     /// About the back end's IOTLB.
     pub exchange: Exchange,
-    has_news: AtomicBool,
+    has_events: AtomicBool,
     /// Wakes the owner.
     news: OwnedFd,
     /// The flag and the descriptor of the events change together under this lock. If an event set
@@ -88,7 +88,7 @@ impl Shared {
             is_link_down: AtomicBool::new(false),
             is_cut_off: AtomicBool::new(false),
             exchange: Exchange::default(),
-            has_news: AtomicBool::new(false),
+            has_events: AtomicBool::new(false),
             news: fd()?,
             telling: Mutex::default(),
             ordered: fd()?,
@@ -142,29 +142,29 @@ impl Shared {
 
     /// Whether the network has gone.
     pub fn is_link_down(&self) -> bool {
-        // Relaxed: it publishes no other data. The store precedes that to `has_news` (SeqCst, in
+        // Relaxed: it publishes no other data. The store precedes that to `has_events` (SeqCst, in
         // `tell`), which the owner reads before it.
         self.is_link_down.load(Ordering::Relaxed)
     }
 
-    pub fn has_news(&self) -> bool {
-        self.has_news.load(Ordering::Acquire)
+    pub fn has_events(&self) -> bool {
+        self.has_events.load(Ordering::Acquire)
     }
 
     /// Clears the events. If the thread is just reporting one, they stay set.
-    pub fn take_news(&self) {
+    pub fn take_events(&self) {
         let _telling = match self.telling.try_lock() {
             Ok(telling) => telling,
             Err(TryLockError::Poisoned(telling)) => telling.into_inner(),
             Err(TryLockError::WouldBlock) => return,
         };
         drain_eventfd(self.news.as_fd());
-        self.has_news.store(false, Ordering::SeqCst);
+        self.has_events.store(false, Ordering::SeqCst);
     }
 
     /// Makes the owner itself look: it is awake.
     pub fn remind(&self) {
-        self.has_news.store(true, Ordering::SeqCst);
+        self.has_events.store(true, Ordering::SeqCst);
     }
 
     pub fn news_fd(&self) -> &OwnedFd {
@@ -216,7 +216,7 @@ impl Shared {
     /// Wakes the owner.
     pub fn tell(&self) {
         let _telling = self.telling.lock().unwrap_or_else(PoisonError::into_inner);
-        self.has_news.store(true, Ordering::SeqCst);
+        self.has_events.store(true, Ordering::SeqCst);
         ring(&self.news);
     }
 
@@ -247,11 +247,11 @@ mod tests {
         for _ in 0..2_000 {
             let other = shared.clone();
             let teller = std::thread::spawn(move || other.tell());
-            while !shared.has_news() {
+            while !shared.has_events() {
                 std::thread::yield_now();
             }
-            while shared.has_news() {
-                shared.take_news();
+            while shared.has_events() {
+                shared.take_events();
             }
             teller.join().unwrap();
             assert!(

@@ -5,8 +5,8 @@
 //! of queues and their order; parking of a queue and its end; lookahead behind a chain that waits;
 //! the budget; publishing and its interrupt; arming; counters; the common part of the saved state.
 //!
-//! `life` has the state from activation to reset, with a diagram: the [service](Service) and the
-//! permissions that follow from it, a violation and notifying the driver of it. `visit` has the
+//! `activation` has the state from activation to reset, with a diagram: the [service](Service) and
+//! the permissions that follow from it, a violation and notifying the driver of it. `visit` has the
 //! parts of a visit, `served` a queue. Nothing here allocates or is called through a table, for a
 //! request or a visit.
 
@@ -42,7 +42,7 @@ pub struct Device<C: DeviceClass> {
 /// All of a device but the counters, which a visit lends to the class.
 struct Core<C: DeviceClass> {
     class: C,
-    life: ActivationState,
+    activation: ActivationState,
     queues: Vec<ServedQueue<C::Queue>>,
     /// Position of the queue that the next visit serves first: the visit may be over before the
     /// others.
@@ -62,7 +62,7 @@ impl<C: DeviceClass> Core<C> {
     /// Records the violation, if `stop` is one: it ends the device until its reset.
     fn record_violation(&mut self, stop: RingStop) {
         if let RingStop::Violation(violation) = stop {
-            self.life.fail(violation);
+            self.activation.fail(violation);
         }
     }
 
@@ -85,7 +85,7 @@ impl<C: DeviceClass> Device<C> {
     pub fn of(class: C) -> Self {
         let core = Core {
             class,
-            life: ActivationState::default(),
+            activation: ActivationState::default(),
             queues: Vec::new(),
             first: 0,
             home: 0,
@@ -118,13 +118,13 @@ impl<C: DeviceClass> Device<C> {
 
     /// Whether there is a driver.
     pub fn is_live(&self) -> bool {
-        self.core.life.is_live()
+        self.core.activation.is_live()
     }
 
     /// Notes a change of the configuration space: the next visit notifies the driver, if there is
     /// one.
     pub fn config_changed(&mut self) {
-        self.core.life.config_changed();
+        self.core.activation.config_changed();
     }
 
     /// Begins an activation: the driver has accepted `features`; `keep` keeps guest memory mapped
@@ -141,7 +141,7 @@ impl<C: DeviceClass> Device<C> {
         check_features(self.features(), features)?;
         self.reset();
         let is_changed = self.core.class.begin(features, keep);
-        self.core.life.begin(features, is_changed);
+        self.core.activation.begin(features, is_changed);
         Ok(())
     }
 
@@ -152,7 +152,7 @@ impl<C: DeviceClass> Device<C> {
     pub fn add_queue(&mut self, ring: Ring) -> Result<(), ActivateError> {
         let core = &mut self.core;
         let index = ring.index();
-        let own = core.class.queue(index, core.life.features());
+        let own = core.class.queue(index, core.activation.features());
         let own = own.filter(|_| core.position(index).is_none());
         let own = own.ok_or(ActivateError::QueueIndex { index })?;
         let queue = ServedQueue::new(ring, own, core.class.lookahead(index));
@@ -178,7 +178,7 @@ impl<C: DeviceClass> Device<C> {
     /// Makes the device need a reset, for a reason that its owner has found. The next visit
     /// notifies the driver.
     pub fn fail(&mut self, violation: Violation) {
-        self.core.life.fail(violation);
+        self.core.activation.fail(violation);
     }
 
     /// Stops queue `index`: no more chains are taken. Once all chains taken are published, the
@@ -199,7 +199,7 @@ impl<C: DeviceClass> Device<C> {
         let at = core.position(index)?;
         core.queues[at].is_enabled = false;
         core.class.set_enabled(index, false);
-        if core.life.may_touch() && core.queues[at].ring.parked().is_none() {
+        if core.activation.may_touch() && core.queues[at].ring.parked().is_none() {
             let mut visit = PollBudget::alone(core.now_ns);
             core.publish(
                 at,
@@ -207,11 +207,14 @@ impl<C: DeviceClass> Device<C> {
             );
         }
         let queue = &core.queues[at];
-        let (position, unshown) = (queue.ring.position(), queue.ring.in_flight());
-        let is_over = unshown == 0 || queue.ring.is_faulted() || core.life.is_abandoned();
+        let (position, unpublished) = (queue.ring.position(), queue.ring.in_flight());
+        let is_over = unpublished == 0 || queue.ring.is_faulted() || core.activation.is_abandoned();
         (is_over && !core.class.is_in_flight(queue)).then(|| {
             core.remove(at);
-            StoppedQueue { position, unshown }
+            StoppedQueue {
+                position,
+                unpublished,
+            }
         })
     }
 
@@ -269,12 +272,12 @@ impl<C: DeviceClass> Device<C> {
     /// Whether the next visit will find something to do in queue `index`.
     pub fn has_more<D: Dma>(&mut self, index: u16, dma: &mut D) -> bool {
         let core = &mut self.core;
-        let Some(at) = core.position(index).filter(|_| core.life.may_take()) else {
+        let Some(at) = core.position(index).filter(|_| core.activation.may_take()) else {
             return false;
         };
         let queue = &mut core.queues[at];
         if queue.ring.parked().is_some() {
-            return queue.is_enabled && queue.following.has_work();
+            return queue.is_enabled && queue.prefetch.has_work();
         }
         if !queue.is_enabled || !core.class.is_due(queue) {
             return false;
@@ -323,7 +326,7 @@ impl<C: DeviceClass> Device<C> {
 
     /// Reason why [`needs_reset`](QueueDevice::needs_reset) is true.
     pub fn violation(&self) -> Option<Violation> {
-        self.core.life.violation()
+        self.core.activation.violation()
     }
 
     /// The file behind the device, if there is one, for messages. Asks the kernel, so not for every
@@ -339,7 +342,7 @@ impl<C: DeviceClass> Device<C> {
     pub fn save(&self) -> Option<SavedDevice<C::Saved>> {
         let Core {
             class,
-            life,
+            activation,
             queues,
             first: _,
             home: _,
@@ -347,7 +350,7 @@ impl<C: DeviceClass> Device<C> {
             chain: _,
             rings: _,
         } = &self.core;
-        let is_stopped = life.is_stopped() || queues.is_empty();
+        let is_stopped = activation.is_stopped() || queues.is_empty();
         if !is_stopped || self.in_flight() != 0 {
             return None;
         }
@@ -356,8 +359,8 @@ impl<C: DeviceClass> Device<C> {
             version: SAVED_VERSION,
             device_type: C::TYPE,
             class_version: C::Saved::VERSION,
-            features: life.features(),
-            needs_reset: life.violation().is_some(),
+            features: activation.features(),
+            needs_reset: activation.violation().is_some(),
             queues: queues.collect::<Option<_>>()?,
             class: class.save(),
         })
@@ -409,12 +412,12 @@ impl<C: DeviceClass> QueueDevice for Device<C> {
     }
 
     fn set_service(&mut self, service: Service) {
-        self.core.life.set_service(service);
+        self.core.activation.set_service(service);
     }
 
     fn cancel(&mut self, reason: CancelReason) -> u32 {
         if reason != CancelReason::Unmap {
-            self.core.life.abandon();
+            self.core.activation.abandon();
         }
         let count = self.core.class.cancel(reason);
         self.stats.cancelled += u64::from(count);
@@ -431,7 +434,7 @@ impl<C: DeviceClass> QueueDevice for Device<C> {
         while !core.queues.is_empty() {
             core.remove(core.queues.len() - 1);
         }
-        core.life.end();
+        core.activation.end();
         core.class.reset();
     }
 
@@ -449,7 +452,7 @@ impl<C: DeviceClass> QueueDevice for Device<C> {
     fn ticket_done(&mut self, ticket: Ticket) {
         for queue in &mut self.core.queues {
             queue.ring.ticket_done(ticket);
-            queue.following.ticket_done(ticket);
+            queue.prefetch.ticket_done(ticket);
             self.core.class.ticket_done(queue, ticket);
         }
     }
@@ -457,7 +460,7 @@ impl<C: DeviceClass> QueueDevice for Device<C> {
     fn arm<D: Dma>(&mut self, dma: &mut D) {
         // Also when no chain is taken: what is in flight must be collected.
         self.core.class.arm();
-        if self.core.life.may_take() {
+        if self.core.activation.may_take() {
             for queue in self.core.queues.iter_mut().filter(|queue| queue.is_open()) {
                 let at = self.core.class.arm_at(queue);
                 // A stop has parked the queue; what ends that wakes us.
@@ -472,7 +475,7 @@ impl<C: DeviceClass> QueueDevice for Device<C> {
 
     fn disarm<D: Dma>(&mut self, dma: &mut D) {
         self.core.class.disarm();
-        if self.core.life.may_take() {
+        if self.core.activation.may_take() {
             let queues = self.core.queues.iter_mut();
             for queue in queues.filter(|queue| queue.ring.parked().is_none()) {
                 let _ = queue.ring.disarm(dma);
@@ -483,7 +486,7 @@ impl<C: DeviceClass> QueueDevice for Device<C> {
     fn wake_fds(&self) -> Vec<RawFd> {
         let core = &self.core;
         let is_open = |index| {
-            let at = core.position(index).filter(|_| core.life.may_take());
+            let at = core.position(index).filter(|_| core.activation.may_take());
             at.is_some_and(|at| core.queues[at].is_open())
         };
         let mut fds = Vec::new();
@@ -492,7 +495,11 @@ impl<C: DeviceClass> QueueDevice for Device<C> {
     }
 
     fn opens_at_ns(&self) -> Option<u64> {
-        let queues = self.core.queues.iter().filter(|_| self.core.life.may_run());
+        let queues = self
+            .core
+            .queues
+            .iter()
+            .filter(|_| self.core.activation.may_run());
         let retries = queues.filter_map(|queue| queue.ring.retry_at_ns());
         let class = self.core.class.deadline(self.core.now_ns);
         retries.chain(class).min()
@@ -513,7 +520,7 @@ impl<C: DeviceClass> QueueDevice for Device<C> {
     }
 
     fn needs_reset(&self) -> bool {
-        self.core.life.violation().is_some()
+        self.core.activation.violation().is_some()
     }
 
     fn stats(&self) -> DeviceStats {

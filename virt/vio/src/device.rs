@@ -105,7 +105,7 @@ pub struct StoppedQueue {
     pub position: RingPosition,
     /// Requests that have ended and are not published to the driver, because its ring cannot be
     /// written.
-    pub unshown: u16,
+    pub unpublished: u16,
 }
 
 /// Sink of a device's interrupts. Called at most twice per queue and poll: once for what an earlier

@@ -12,7 +12,7 @@ pub struct LogRateLimit {
     /// [`throttle`](crate::throttle)).
     whole_at: AtomicU64,
     /// Lines suppressed since the last one that was logged.
-    unsaid: AtomicU64,
+    suppressed: AtomicU64,
 }
 
 impl LogRateLimit {
@@ -26,7 +26,8 @@ impl LogRateLimit {
     pub fn admits_at(&self, now_ns: u64) -> Option<u64> {
         let whole_at = self.whole_at.load(Relaxed).max(now_ns);
         if whole_at - now_ns > (Self::BURST - 1) * Self::EVERY_NS {
-            self.unsaid.store(self.unsaid.load(Relaxed) + 1, Relaxed);
+            self.suppressed
+                .store(self.suppressed.load(Relaxed) + 1, Relaxed);
             return None;
         }
         self.whole_at.store(whole_at + Self::EVERY_NS, Relaxed);
@@ -35,17 +36,17 @@ impl LogRateLimit {
 
     /// Returns the text behind a line that reports the number of lines suppressed before it; empty
     /// if there were none.
-    pub fn left_out(unsaid: u64) -> String {
-        match unsaid {
+    pub fn left_out(suppressed: u64) -> String {
+        match suppressed {
             0 => String::new(),
-            unsaid => format!(" ({unsaid} more before it were not reported)"),
+            suppressed => format!(" ({suppressed} more before it were not reported)"),
         }
     }
 
     /// Takes the number of lines suppressed since the last one that was logged: for the end, after
     /// which no line comes.
     pub fn take_unsaid(&self) -> u64 {
-        self.unsaid.swap(0, Relaxed)
+        self.suppressed.swap(0, Relaxed)
     }
 }
 
@@ -70,7 +71,7 @@ mod tests {
         assert_eq!(first, [0; BURST as usize]);
         let more: Vec<u64> = said(EVERY_NS, 11 * EVERY_NS);
         assert!((9..=11).contains(&more.len()), "{more:?}");
-        assert!(more.iter().all(|unsaid| *unsaid > 900), "{more:?}");
+        assert!(more.iter().all(|suppressed| *suppressed > 900), "{more:?}");
         // And after a quiet time all of it is there again.
         let again: Vec<u64> = said(100 * EVERY_NS, 101 * EVERY_NS);
         assert_eq!(again.len() as u64, BURST);

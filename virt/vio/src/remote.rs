@@ -81,7 +81,7 @@ pub trait RemoteDevice: Send {
     fn read_config(&self, offset: u64, out: &mut [u8]);
 
     /// DRIVER_OK: makes the other side serve these rings. Later failures are reported by
-    /// [`take_news`](Self::take_news).
+    /// [`take_events`](Self::take_events).
     ///
     /// # Errors
     /// The driver's description of its rings is wrong.
@@ -90,16 +90,16 @@ pub trait RemoteDevice: Send {
     /// A doorbell that reached us instead of the other side, which is to be passed on.
     fn kick(&mut self, queue: u16);
 
-    /// Whether [`take_news`](Self::take_news) has anything to take. One load.
-    fn has_news(&self) -> bool;
+    /// Whether [`take_events`](Self::take_events) has anything to take. One load.
+    fn has_events(&self) -> bool;
 
     /// Takes the events of the other side, or of the connection to it. True: the device has just
     /// broken, and the driver is to be notified that it needs a reset.
-    fn take_news(&mut self) -> bool;
+    fn take_events(&mut self) -> bool;
 
     /// Serves requests of the other side that need guest memory, a bounded amount. Called after
-    /// [`take_news`](Self::take_news), and in every poll while [`is_waiting`](Self::is_waiting).
-    /// The default is for a device without such requests.
+    /// [`take_events`](Self::take_events), and in every poll while
+    /// [`is_waiting`](Self::is_waiting). The default is for a device without such requests.
     fn serve(&mut self, memory: &mut dyn RemoteMemory, now_ns: u64) {
         let _ = (memory, now_ns);
     }
@@ -141,7 +141,7 @@ pub trait RemoteDevice: Send {
 
     /// Abandons the wait for the stop: answers of the other side are ignored. From now on the stop
     /// is done.
-    fn give_up(&mut self);
+    fn abandon(&mut self);
 
     /// The device takes no more buffers until it is reset.
     fn needs_reset(&self) -> bool;
@@ -305,7 +305,7 @@ impl QueueDevice for Remote {
         }
         match reason {
             CancelReason::Reset => {}
-            CancelReason::Unmap | CancelReason::End => self.device.give_up(),
+            CancelReason::Unmap | CancelReason::End => self.device.abandon(),
         }
         0
     }
@@ -327,15 +327,15 @@ impl QueueDevice for Remote {
         if self.service != Service::Full {
             self.is_serving = self.is_serving && !self.device.stop();
         }
-        let has_news = self.device.has_news();
-        if has_news && self.device.take_news() {
+        let has_events = self.device.has_events();
+        if has_events && self.device.take_events() {
             irq.config();
         }
         // After the events were taken: a request that comes from here on is an event again.
-        if has_news || self.device.is_waiting() {
+        if has_events || self.device.is_waiting() {
             self.device.serve(dma, now_ns);
         }
-        let mut activity = match has_news {
+        let mut activity = match has_events {
             true => Activity::Busy,
             false => Activity::Idle,
         };
@@ -374,7 +374,7 @@ impl QueueDevice for Remote {
 
     fn has_work<D: Dma>(&mut self, dma: &mut D) -> bool {
         let control = self.control.as_mut();
-        self.device.has_news() || control.is_some_and(|control| control.has_work(dma))
+        self.device.has_events() || control.is_some_and(|control| control.has_work(dma))
     }
 
     fn disarm<D: Dma>(&mut self, dma: &mut D) {

@@ -227,8 +227,8 @@ impl RngClass {
     #[cold]
     fn fail(&mut self, now_ns: u64, error: &io::Error) -> usize {
         self.failures += 1;
-        if let Some(unsaid) = self.lines.admits_at(now_ns) {
-            let more = LogRateLimit::left_out(unsaid);
+        if let Some(suppressed) = self.lines.admits_at(now_ns) {
+            let more = LogRateLimit::left_out(suppressed);
             tracing::warn!("no random bytes for the guest: {error}{more}");
         }
         0

@@ -155,7 +155,7 @@ fn a_doorbell_that_rang_for_nothing_does_not_keep_the_core_awake() {
         .map(|_| EventFd::new(EFD_NONBLOCK).unwrap())
         .collect();
     let bell = fds[0].as_raw_fd();
-    let wires = FunctionLines {
+    let function_lines = FunctionLines {
         doorbells: Some(Box::new(Bells::new(fds))),
         pin: None,
     };
@@ -163,7 +163,7 @@ fn a_doorbell_that_rang_for_nothing_does_not_keep_the_core_awake() {
         ("doorbells".into(), &parts.ram, &parts.messages),
         Units::Vtd(VtdPort::trap(unit)),
         Functions::Disk(function),
-        wires,
+        function_lines,
     );
     let mut guest = Guest::new(ByHand::new(owner), parts);
     guest.boot();

@@ -204,7 +204,7 @@ fn a_doorbell_rings_where_its_bar_is_decoded_and_nowhere_else() {
     });
     let function = Functions::Disk(function);
     let shape = shape(&function);
-    let wires = FunctionLines {
+    let function_lines = FunctionLines {
         doorbells: Some(Box::new(Bells::new(fds))),
         pin: None,
     };
@@ -215,7 +215,7 @@ fn a_doorbell_rings_where_its_bar_is_decoded_and_nowhere_else() {
         ("doorbells".into(), &parts.ram, &parts.messages),
         unit,
         function,
-        wires,
+        function_lines,
     );
     let core = SidecoreBuilder::new("doorbells")
         .spawn(vec![owner])

@@ -26,7 +26,7 @@ struct Side {
     may_stop: bool,
     resumes: u32,
     resets: u32,
-    has_news: bool,
+    has_events: bool,
     is_broken: bool,
     is_given_up: bool,
     /// Message of queue 0.
@@ -47,7 +47,7 @@ impl Shared {
 
 struct Played {
     shared: Shared,
-    news: EventFd,
+    events: EventFd,
 }
 
 impl RemoteDevice for Played {
@@ -80,13 +80,13 @@ impl RemoteDevice for Played {
         self.shared.side().kicks += 1;
     }
 
-    fn has_news(&self) -> bool {
-        self.shared.side().has_news
+    fn has_events(&self) -> bool {
+        self.shared.side().has_events
     }
 
-    fn take_news(&mut self) -> bool {
+    fn take_events(&mut self) -> bool {
         let mut side = self.shared.side();
-        side.has_news = false;
+        side.has_events = false;
         side.is_broken
     }
 
@@ -109,7 +109,7 @@ impl RemoteDevice for Played {
         side.resets += 1;
     }
 
-    fn give_up(&mut self) {
+    fn abandon(&mut self) {
         self.shared.side().is_given_up = true;
     }
 
@@ -119,7 +119,7 @@ impl RemoteDevice for Played {
     }
 
     fn wake_fd(&self) -> RawFd {
-        self.news.as_raw_fd()
+        self.events.as_raw_fd()
     }
 }
 
@@ -149,7 +149,7 @@ fn guest(limit: Duration) -> (Guest<ByHand>, Shared) {
     let shared = Shared::default();
     let device = Remote::new(Played {
         shared: shared.clone(),
-        news: EventFd::new(EFD_NONBLOCK).unwrap(),
+        events: EventFd::new(EFD_NONBLOCK).unwrap(),
     });
     let ram = GuestRam::new(&[(Gpa::new(0), RAM)]).unwrap();
     let messages = Messages::default();
@@ -258,7 +258,7 @@ fn a_reset_waits_for_the_other_side_past_the_drain_limit() {
 fn a_device_that_breaks_tells_the_driver_once() {
     let (mut guest, shared) = guest(NO_LIMIT);
     guest.messages.take();
-    (shared.side().is_broken, shared.side().has_news) = (true, true);
+    (shared.side().is_broken, shared.side().has_events) = (true, true);
     guest.settle();
     assert_eq!(guest.messages.take(), [message(0)]);
     assert_ne!(guest.status() & NEEDS_RESET, 0);

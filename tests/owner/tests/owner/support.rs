@@ -298,11 +298,11 @@ pub fn owner_of(
     (name, ram, messages): (String, &GuestRam, &Messages),
     unit: Units,
     function: Functions,
-    wires: FunctionLines,
+    function_lines: FunctionLines,
 ) -> Owner {
     let mut owner = Owner::new(name, ram.clone(), Arc::new(messages.clone()));
     let unit = owner.add_unit(unit);
-    owner.add(unit, function, wires);
+    owner.add(unit, function, function_lines);
     owner
 }
 

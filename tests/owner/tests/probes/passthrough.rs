@@ -160,12 +160,12 @@ fn interrupts_come_by_pin_or_msix_and_removal_waits_for_the_end_of_dma() {
     let mut machine = ByHand::<Units, Functions>::new();
     let unit = machine.owner.add_unit(Units::None(NoIommu::new(16)));
     let (is_done, pin) = (Arc::<AtomicBool>::default(), Pin::default());
-    let wires = FunctionLines {
+    let function_lines = FunctionLines {
         doorbells: None,
         pin: Some(Box::new(pin.clone())),
     };
     let assigned = Functions::Assigned(Assigned::new(&is_done));
-    let number = machine.owner.add(unit, assigned, wires);
+    let number = machine.owner.add(unit, assigned, function_lines);
     let target = Target::Function(number);
     machine.config_write(number, 4, 2, 6);
     machine.write(target, 2, START, 0x5000);

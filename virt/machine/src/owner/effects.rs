@@ -16,7 +16,7 @@ where
     /// Acts on the pending reports of units.
     #[inline]
     pub(super) fn settle(&mut self, now: Nanos) {
-        while !self.news.is_empty() {
+        while !self.pending.is_empty() {
             self.act_on_news(now);
         }
     }
@@ -25,10 +25,10 @@ where
     /// function takes no new requests while it receives an answer.
     #[cold]
     pub(super) fn act_on_news(&mut self, now: Nanos) {
-        for event in std::mem::take(&mut self.news.events) {
+        for event in std::mem::take(&mut self.pending.events) {
             self.act_on(event);
         }
-        for (id, result) in std::mem::take(&mut self.news.answers) {
+        for (id, result) in std::mem::take(&mut self.pending.answers) {
             let number = (id.0 >> 32) as usize;
             // The function may have been removed.
             if let Some(Some(slot)) = self.slots.get_mut(number) {
@@ -38,7 +38,7 @@ where
                 self.apply(number, now);
             }
         }
-        if std::mem::take(&mut self.news.are_routes_stale) {
+        if std::mem::take(&mut self.pending.are_routes_stale) {
             for number in 0..self.slots.len() {
                 self.connect_all(number);
             }
@@ -92,7 +92,7 @@ where
             }
         }
         if let Some(level) = slot.effects.pin.take()
-            && let Some(pin) = &mut slot.wires.pin
+            && let Some(pin) = &mut slot.function_lines.pin
         {
             pin.set(level);
         }

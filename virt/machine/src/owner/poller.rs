@@ -36,10 +36,13 @@ where
     }
 
     pub(super) fn call(&mut self, number: usize, call: Call, now: Nanos) -> Progress {
-        let Some((unit, lent)) = self.lend_to(number, now) else {
+        let Some((unit, function_call)) = self.lend_to(number, now) else {
             return Progress::Idle;
         };
-        let progress = unit.with(CallFunction { call, lent });
+        let progress = unit.with(CallFunction {
+            call,
+            function_call,
+        });
         self.apply(number, now);
         self.settle(now);
         progress
@@ -117,7 +120,7 @@ where
     pub(super) fn drain_doorbells(&mut self) {
         for slot in self.slots.iter_mut().flatten() {
             let function = slot.function.get_mut();
-            if let Some(doorbells) = &mut slot.wires.doorbells {
+            if let Some(doorbells) = &mut slot.function_lines.doorbells {
                 doorbells.drain(&mut |queue| function.ring(queue));
             }
         }
@@ -132,7 +135,7 @@ where
             unit.control().wake_fd().into_iter().for_each(&mut add);
         }
         for slot in self.slots.iter().flatten() {
-            if let Some(doorbells) = &slot.wires.doorbells {
+            if let Some(doorbells) = &slot.function_lines.doorbells {
                 doorbells.fds(&mut add);
             }
             slot.function.get().wake_fds(&mut add);

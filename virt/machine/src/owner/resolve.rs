@@ -38,21 +38,21 @@ pub(super) struct Listener<'a, F, C> {
     pub(super) next_hold: &'a mut HoldId,
     pub(super) slots: &'a mut [Option<Slot<F, C>>],
     pub(super) sink: &'a dyn InterruptSink,
-    pub(super) news: &'a mut PendingUnitEvents,
+    pub(super) pending: &'a mut PendingUnitEvents,
 }
 
 impl<F: ResolveFunction<C>, C> UnitSink for Listener<'_, F, C> {
     fn interrupt(&mut self, message: Message) {
-        self.news.interrupts += 1;
+        self.pending.interrupts += 1;
         self.sink.send(UNIT_SOURCE, message);
     }
 
     fn event(&mut self, event: UnitEvent) {
-        self.news.events.push(event);
+        self.pending.events.push(event);
     }
 
     fn invalidated(&mut self, what: &Invalidation) -> u32 {
-        self.news.are_routes_stale |= what.scope == Scope::Interrupts;
+        self.pending.are_routes_stale |= what.scope == Scope::Interrupts;
         if !self.has_subscribers {
             return 0;
         }
@@ -74,7 +74,7 @@ impl<F: ResolveFunction<C>, C> UnitSink for Listener<'_, F, C> {
     }
 
     fn command_done(&mut self, id: CommandId, result: CommandResult) {
-        self.news.answers.push((id, result));
+        self.pending.answers.push((id, result));
     }
 
     #[cold]
@@ -160,7 +160,7 @@ impl<'a, F, C, M> FunctionCall<'a, F, C, M> {
 /// Calls a function's data path with its unit.
 pub(super) struct CallFunction<'a, F, C, M> {
     pub(super) call: Call,
-    pub(super) lent: FunctionCall<'a, F, C, M>,
+    pub(super) function_call: FunctionCall<'a, F, C, M>,
 }
 
 impl<F: ResolveFunction<C>, C, M: PhysMem> UnitVisitor<C> for CallFunction<'_, F, C, M> {
@@ -168,7 +168,7 @@ impl<F: ResolveFunction<C>, C, M: PhysMem> UnitVisitor<C> for CallFunction<'_, F
 
     #[inline]
     fn visit<U: RemappingUnit<C>>(self, unit: &mut U) -> Progress {
-        let (function, mut cx) = self.lent.with(unit.iommu());
+        let (function, mut cx) = self.function_call.with(unit.iommu());
         let cx = &mut cx;
         match self.call {
             Call::Poll => return function.poll(cx),
@@ -183,7 +183,7 @@ impl<F: ResolveFunction<C>, C, M: PhysMem> UnitVisitor<C> for CallFunction<'_, F
 
 /// Asks a function which pages it uses.
 pub(super) struct FunctionUses<'a, F, C, M> {
-    pub(super) lent: FunctionCall<'a, F, C, M>,
+    pub(super) function_call: FunctionCall<'a, F, C, M>,
     pub(super) pages: &'a Pages,
 }
 
@@ -191,7 +191,7 @@ impl<F: ResolveFunction<C>, C, M: PhysMem> UnitVisitor<C> for FunctionUses<'_, F
     type Out = u32;
 
     fn visit<U: RemappingUnit<C>>(self, unit: &mut U) -> u32 {
-        let (function, mut cx) = self.lent.with(unit.iommu());
+        let (function, mut cx) = self.function_call.with(unit.iommu());
         function.in_use(&mut cx, self.pages)
     }
 }

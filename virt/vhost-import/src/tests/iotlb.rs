@@ -165,11 +165,11 @@ impl World {
     /// As the owner does it.
     fn poll(&mut self) {
         let import = &mut self.guest.import;
-        let has_news = import.has_news();
-        if has_news {
-            import.take_news();
+        let has_events = import.has_events();
+        if has_events {
+            import.take_events();
         }
-        if has_news || import.is_waiting() {
+        if has_events || import.is_waiting() {
             import.serve(&mut self.tables, self.now_ns);
         }
         self.released
@@ -370,7 +370,7 @@ fn entries_and_invalidations_leave_in_the_order_in_which_the_owner_made_them() {
         let (old, new) = (0x20 + round, 0x80 + round);
         world.tables.pages.insert(0x10, (old, true, true));
         ask(&channel, 0x10_000, IotlbAccess::Read);
-        eventually("asked", || world.guest.import.has_news());
+        eventually("asked", || world.guest.import.has_events());
         // In one go, as an owner's poll does it.
         world.poll();
         world.tables.pages.insert(0x10, (new, true, true));

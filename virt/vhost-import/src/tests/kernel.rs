@@ -239,9 +239,9 @@ impl World {
 
     /// Polls as the owner does, and returns whether the driver is notified of an event.
     fn poll(&mut self) -> bool {
-        let has_news = self.import.has_news();
-        let is_told = has_news && self.import.take_news();
-        if has_news || self.import.is_waiting() {
+        let has_events = self.import.has_events();
+        let is_told = has_events && self.import.take_events();
+        if has_events || self.import.is_waiting() {
             self.import.serve(&mut self.tables, 0);
         }
         self.released

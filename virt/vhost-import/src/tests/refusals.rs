@@ -113,9 +113,9 @@ fn a_back_end_that_refuses_rings_leaves_a_device_that_needs_a_reset() {
     });
     let mut guest = Guest::connect(&back_end, 1);
     guest.start();
-    eventually("news", || guest.import.has_news());
-    assert!(guest.import.take_news(), "the driver is told");
-    assert!(!guest.import.take_news(), "once");
+    eventually("news", || guest.import.has_events());
+    assert!(guest.import.take_events(), "the driver is told");
+    assert!(!guest.import.take_events(), "once");
     assert!(guest.import.needs_reset());
     guest.stop();
     guest.import.reset();
@@ -130,8 +130,8 @@ fn a_ring_that_the_back_end_reports_broken_needs_a_reset() {
     eventually("started", || back_end.seen().is_serving(0));
     let err = back_end.seen().started[0].err.clone().unwrap();
     sidecore::signal_eventfd(err.as_fd()).unwrap();
-    eventually("news", || guest.import.has_news());
-    assert!(guest.import.take_news());
+    eventually("news", || guest.import.has_events());
+    assert!(guest.import.take_events());
     assert!(guest.import.needs_reset());
     guest.stop();
     guest.import.reset();
@@ -175,10 +175,10 @@ fn giving_up_makes_the_stop_done_at_once() {
     assert!(!guest.import.stop());
     eventually("asked to stop", || !back_end.seen().stopped.is_empty());
     assert!(!guest.import.stop());
-    guest.import.give_up();
+    guest.import.abandon();
     assert!(guest.import.stop());
     assert!(guest.import.needs_reset());
-    assert!(guest.import.take_news());
+    assert!(guest.import.take_events());
     guest.import.reset();
     assert!(!guest.import.needs_reset());
     eventually("connected again", || back_end.seen().connections == 2);

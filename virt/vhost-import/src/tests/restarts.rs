@@ -54,8 +54,8 @@ fn rings_go_on_at_the_used_index_with_the_region_of_the_dead() {
 #[test]
 fn without_a_region_requests_in_flight_are_lost_and_the_device_says_so() {
     let (mut guest, back_end) = killed(without_inflight(), [(9, 5), (0, 0)], without_inflight());
-    eventually("news", || guest.import.has_news());
-    assert!(guest.import.take_news() && guest.import.needs_reset());
+    eventually("news", || guest.import.has_events());
+    assert!(guest.import.take_events() && guest.import.needs_reset());
     // A reset gets it going again.
     guest.stop();
     guest.import.reset();

@@ -45,14 +45,14 @@ impl KillCountdown {
 /// A region that outlives its users, and ignores stores of one that has crashed.
 #[derive(Clone, Debug)]
 struct SurvivingRegion {
-    life: Rc<KillCountdown>,
+    countdown: Rc<KillCountdown>,
     memory: Rc<RefCell<MemRegion>>,
 }
 
 impl SurvivingRegion {
     fn new(len: usize) -> Self {
         Self {
-            life: Rc::default(),
+            countdown: Rc::default(),
             memory: Rc::new(RefCell::new(MemRegion::new(len))),
         }
     }
@@ -76,19 +76,19 @@ impl Region for SurvivingRegion {
     }
 
     fn store_u8(&mut self, at: usize, value: u8) {
-        if self.life.store() {
+        if self.countdown.store() {
             self.memory.borrow_mut().store_u8(at, value);
         }
     }
 
     fn store_u16(&mut self, at: usize, value: u16) {
-        if self.life.store() {
+        if self.countdown.store() {
             self.memory.borrow_mut().store_u16(at, value);
         }
     }
 
     fn store_u64(&mut self, at: usize, value: u64) {
-        if self.life.store() {
+        if self.countdown.store() {
             self.memory.borrow_mut().store_u64(at, value);
         }
     }
@@ -151,8 +151,8 @@ impl Account {
     }
 
     /// Records an execution, unless the process has crashed.
-    fn execute(&mut self, life: &KillCountdown, request: usize) {
-        if !life.is_over() {
+    fn execute(&mut self, countdown: &KillCountdown, request: usize) {
+        if !countdown.is_over() {
             self.executed[request] = true;
         }
     }
@@ -179,7 +179,7 @@ impl Account {
 /// A machine: guest memory with a ring, a driver, and the process that serves it, which may be
 /// dead.
 trait Machine {
-    fn life(&self) -> &KillCountdown;
+    fn countdown(&self) -> &KillCountdown;
     fn account(&self) -> &Account;
     fn submit(&mut self, choices: &mut Choices);
     fn take_back(&mut self) -> Verdict;
@@ -197,16 +197,16 @@ const STEPS: usize = 60;
 /// place.
 fn run(machine: &mut impl Machine, choices: &mut Choices, deaths: &[u32]) -> Result<u32, String> {
     let mut deaths = deaths.iter().copied();
-    machine.life().ends_after(deaths.next());
+    machine.countdown().ends_after(deaths.next());
     machine.start()?;
     for _ in 0..STEPS {
-        while machine.life().is_over() {
+        while machine.countdown().is_over() {
             // The guest runs on.
             for _ in 0..choices.below(3) {
                 machine.take_back()?;
                 machine.submit(choices);
             }
-            machine.life().ends_after(deaths.next());
+            machine.countdown().ends_after(deaths.next());
             machine.start()?;
         }
         match choices.below(8) {
@@ -222,11 +222,11 @@ fn run(machine: &mut impl Machine, choices: &mut Choices, deaths: &[u32]) -> Res
             _ => machine.take_back()?,
         }
     }
-    while machine.life().is_over() {
-        machine.life().ends_after(deaths.next());
+    while machine.countdown().is_over() {
+        machine.countdown().ends_after(deaths.next());
         machine.start()?;
     }
-    machine.life().ends_after(None);
+    machine.countdown().ends_after(None);
     machine.fetch(usize::MAX)?;
     machine.complete(usize::MAX, choices)?;
     machine.take_back()?;
@@ -235,7 +235,7 @@ fn run(machine: &mut impl Machine, choices: &mut Choices, deaths: &[u32]) -> Res
     machine.start()?;
     machine.complete(usize::MAX, choices)?;
     machine.take_back()?;
-    Ok(machine.life().stored.get())
+    Ok(machine.countdown().stored.get())
 }
 
 /// Kills at each store of a run, then the successor at each of its first stores. The first failure.

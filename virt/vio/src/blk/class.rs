@@ -134,7 +134,7 @@ impl DeviceClass for BlkClass {
         }
         self.retry_stalled(cx.visit.now_ns());
         self.io.flush();
-        let activity = self.harvest(queues, cx);
+        let activity = self.reap_completions(queues, cx);
         self.go_on_with_stalled(cx.visit.now_ns());
         activity
     }

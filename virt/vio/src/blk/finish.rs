@@ -12,7 +12,7 @@ use crate::ring::{RingStop, Violation};
 
 impl BlkClass {
     /// Collects operations that have ended.
-    pub(super) fn harvest<E: Environment>(
+    pub(super) fn reap_completions<E: Environment>(
         &mut self,
         queues: &mut [Queue],
         cx: &mut Context<'_, E>,

@@ -81,11 +81,11 @@ impl BlkClass {
 
     /// One line about its storage, as far as there is a budget.
     pub(super) fn say(&self, now_ns: u64, what: impl FnOnce() -> String) {
-        let Some(unsaid) = self.lines.admits_at(now_ns) else {
+        let Some(suppressed) = self.lines.admits_at(now_ns) else {
             return;
         };
         let file = self.io.path().unwrap_or_default();
-        let more = LogRateLimit::left_out(unsaid);
+        let more = LogRateLimit::left_out(suppressed);
         tracing::warn!(image = %file.display(), "{}{more}", what());
     }
 

@@ -21,7 +21,7 @@ pub struct ServedQueue<Q> {
     /// published together or not at all.
     ended: VecDeque<(Token, u32)>,
     /// Chains behind one that waits.
-    pub(super) following: ChainPrefetch,
+    pub(super) prefetch: ChainPrefetch,
 }
 
 impl<Q> ServedQueue<Q> {
@@ -32,7 +32,7 @@ impl<Q> ServedQueue<Q> {
             is_enabled: true,
             runs: false,
             ended: VecDeque::new(),
-            following: ChainPrefetch::new(lookahead),
+            prefetch: ChainPrefetch::new(lookahead),
         }
     }
 
@@ -94,7 +94,7 @@ impl<Q> ServedQueue<Q> {
     /// never goes on.
     #[inline]
     pub fn take(&mut self, chain: &Chain) -> Result<Token, RingStop> {
-        self.following.advance();
+        self.prefetch.advance();
         let token = self.ring.advance(chain);
         match self.ring.is_faulted() {
             false => Ok(token),
@@ -135,7 +135,7 @@ impl<Q> ServedQueue<Q> {
         singles: &[Single],
         written: impl Iterator<Item = u32> + Clone,
     ) {
-        self.following.advance_by(singles.len());
+        self.prefetch.advance_by(singles.len());
         let Self { ring, ended, .. } = self;
         ring.answer_singles(dma, singles, written, |token, len| {
             ended.push_back((token, len));

@@ -293,7 +293,7 @@ fn a_queue_of_which_everything_was_cancelled_stops_and_counts_what_was_not_shown
         stopped += 1;
         guest.device.cancel(CancelReason::End);
         let answer = guest.device.stop_queue(0, &mut dma, &mut guest.irq);
-        assert_eq!(answer.map(|own| own.unshown), Some(1), "access {nth}");
+        assert_eq!(answer.map(|own| own.unpublished), Some(1), "access {nth}");
     }
     assert_ne!(stopped, 0, "no access was between taking and publishing");
 }

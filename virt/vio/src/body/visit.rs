@@ -11,7 +11,7 @@ impl<C: DeviceClass> Core<C> {
         self.now_ns = cx.visit.now_ns();
         let count = self.queues.len();
         let mut is_busy = false;
-        let may_run = self.life.may_run();
+        let may_run = self.activation.may_run();
         if may_run {
             for turn in 0..count {
                 is_busy |= self.go_on(self.turn(turn), cx);
@@ -39,7 +39,7 @@ impl<C: DeviceClass> Core<C> {
                 false => self.home,
             };
         }
-        if self.life.take_notification() {
+        if self.activation.take_notification() {
             cx.irq.config();
             is_busy = true;
         }
@@ -53,10 +53,10 @@ impl<C: DeviceClass> Core<C> {
     /// depends on whether the device may run.
     fn collect_failure<E: Environment>(&mut self, cx: &mut Context<'_, E>) {
         if let Some(violation) = cx.violation.take() {
-            self.life.fail(violation);
+            self.activation.fail(violation);
         }
         if std::mem::take(&mut cx.is_config_changed) {
-            self.life.config_changed();
+            self.activation.config_changed();
         }
     }
 
@@ -94,7 +94,7 @@ impl<C: DeviceClass> Core<C> {
     /// Takes chains from queue `at` while the visit lasts. Returns whether any was taken, or is
     /// left.
     fn take<E: Environment>(&mut self, at: usize, cx: &mut Context<'_, E>) -> bool {
-        let may_take = self.life.may_take();
+        let may_take = self.activation.may_take();
         let queue = &mut self.queues[at];
         if !may_take || !queue.is_enabled {
             return false;
@@ -118,7 +118,7 @@ impl<C: DeviceClass> Core<C> {
                 Ok(Activity::Idle) => return is_busy,
                 Err(stop) => {
                     if let RingStop::Access(Stop::Pending(_)) = stop {
-                        queue.following.begin();
+                        queue.prefetch.begin();
                         self.look_ahead(at, cx);
                     }
                     self.record_violation(stop);
@@ -134,11 +134,9 @@ impl<C: DeviceClass> Core<C> {
     /// waits.
     fn look_ahead<E: Environment>(&mut self, at: usize, cx: &mut Context<'_, E>) {
         let (class, chain) = (&self.class, &mut self.chain);
-        let ServedQueue {
-            following, ring, ..
-        } = &mut self.queues[at];
-        if following.has_work() {
-            following.look(ring, cx.dma, chain, cx.visit, |dma, chain| {
+        let ServedQueue { prefetch, ring, .. } = &mut self.queues[at];
+        if prefetch.has_work() {
+            prefetch.look(ring, cx.dma, chain, cx.visit, |dma, chain| {
                 class.ask_ahead(dma, chain)
             });
         }
@@ -182,22 +180,22 @@ impl<C: DeviceClass> Core<C> {
     /// Whether a visit would do something. If `is_watched`, the rings' words are left to their
     /// watches: a ring that was empty at the last check counts as empty.
     pub(super) fn has_work<D: Dma>(&mut self, dma: &mut D, is_watched: bool) -> bool {
-        if self.life.has_notification() || self.class.has_completions() {
+        if self.activation.has_notification() || self.class.has_completions() {
             return true;
         }
-        if !self.life.may_run() {
+        if !self.activation.may_run() {
             return false;
         }
         let Self {
             class,
-            life,
+            activation,
             queues,
             ..
         } = self;
         queues.iter_mut().any(|queue| {
-            let is_taking = life.may_take() && queue.is_enabled;
+            let is_taking = activation.may_take() && queue.is_enabled;
             if queue.ring.parked().is_some() {
-                return is_taking && queue.following.has_work();
+                return is_taking && queue.prefetch.has_work();
             }
             if queue.has_unpublished() || class.has_taken(queue, dma) {
                 return true;
@@ -211,7 +209,7 @@ impl<C: DeviceClass> Core<C> {
             match class.has_work(queue, dma, self.now_ns) {
                 Ok(has_work) => has_work,
                 Err(RingStop::Violation(violation)) => {
-                    life.fail(violation);
+                    activation.fail(violation);
                     true
                 }
                 // A visit says when it is tried again.

@@ -207,8 +207,8 @@ impl CagedClass {
     /// The worker has answered what it must not: it ends, and the device with it.
     #[cold]
     fn breach<E: Environment>(&mut self, breach: Misbehaviour, cx: &mut Context<'_, E>) {
-        if let Some(unsaid) = self.lines.admits_at(cx.visit.now_ns()) {
-            let more = LogRateLimit::left_out(unsaid);
+        if let Some(suppressed) = self.lines.admits_at(cx.visit.now_ns()) {
+            let more = LogRateLimit::left_out(suppressed);
             tracing::error!("a device worker broke the protocol and is ended: {breach}{more}");
         }
         // Requests stay out until it has ended: the kernel may be at work for them.

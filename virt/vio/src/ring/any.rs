@@ -92,46 +92,46 @@ impl Ring {
     /// Reason why the queue is parked, if it is.
     #[inline]
     pub fn parked(&self) -> Option<Parked> {
-        each!(self, ring => ring.rest.parked)
+        each!(self, ring => ring.park_state.parked)
     }
 
     /// Whether the queue is parked because a ring address faulted or the protocol was broken.
     pub fn is_faulted(&self) -> bool {
-        each!(self, ring => ring.rest.is_faulted())
+        each!(self, ring => ring.park_state.is_faulted())
     }
 
     /// Counters.
     pub fn stats(&self) -> RingStats {
-        each!(self, ring => ring.rest.stats)
+        each!(self, ring => ring.park_state.stats)
     }
 
     /// A doorbell: a faulted queue tries again.
     pub fn kick(&mut self) {
-        each!(self, ring => ring.rest.kick());
+        each!(self, ring => ring.park_state.kick());
     }
 
     /// A visit at `now_ns` begins: a queue whose ring faulted tries again
     /// [`RETRY_NS`](super::RETRY_NS) after the first visit that found it so.
     #[inline]
     pub fn retry(&mut self, now_ns: u64) {
-        each!(self, ring => ring.rest.retry(now_ns));
+        each!(self, ring => ring.park_state.retry(now_ns));
     }
 
     /// Returns the time at which a queue whose ring faulted is to be visited again, in nanoseconds:
     /// it tries again then, or sets the time of its next try (0: at once).
     pub fn retry_at_ns(&self) -> Option<u64> {
-        each!(self, ring => ring.rest.retry_at_ns())
+        each!(self, ring => ring.park_state.retry_at_ns())
     }
 
     /// A ticket completed: a queue parked on it runs again.
     pub fn ticket_done(&mut self, ticket: Ticket) {
-        each!(self, ring => ring.rest.ticket_done(ticket));
+        each!(self, ring => ring.park_state.ticket_done(ticket));
     }
 
     /// Parks the queue for a stop met on its behalf, by the ring itself or on a buffer that must be
     /// retried. Returns the stop.
     pub fn park(&mut self, stop: RingStop) -> RingStop {
-        each!(self, ring => ring.rest.park(stop))
+        each!(self, ring => ring.park_state.park(stop))
     }
 
     /// Returns the queue's state: its configuration and its position. `None` while chains are in
@@ -215,13 +215,13 @@ impl Ring {
         ahead: &mut Lookahead,
         chain: &mut Chain,
     ) -> Result<bool, RingStop> {
-        let rest = each!(self, ring => ring.rest);
+        let park_state = each!(self, ring => ring.park_state);
         chain.end(0, 0);
         let looked = self.peek_ahead(dma, ahead, chain);
         if looked.is_err() && chain.descs() != 0 {
             self.skip(ahead, chain.descs());
         }
-        each!(self, ring => ring.rest = rest);
+        each!(self, ring => ring.park_state = park_state);
         looked
     }
 
@@ -344,10 +344,10 @@ impl Ring {
     #[inline]
     pub fn publish<D: Dma>(&mut self, dma: &mut D) -> Result<bool, RingStop> {
         each!(self, ring => {
-            let Some(old) = ring.show(dma)? else {
+            let Some(old) = ring.publish(dma)? else {
                 return Ok(false);
             };
-            ring.rest.stats.publishes += 1;
+            ring.park_state.stats.publishes += 1;
             // First read of the event field, before the fence: an interrupt that the driver has
             // asked for by now is sent without the wait for the fence. A stale value costs a
             // spurious interrupt, and so does an event field that cannot be read.

@@ -118,7 +118,7 @@ impl Order {
 
     /// They were published.
     #[inline]
-    pub(super) fn shown(&mut self) {
+    pub(super) fn published(&mut self) {
         self.first.add(self.ready.get());
         self.ready.set(0);
     }

@@ -91,7 +91,7 @@ pub struct PackedQueue {
     told: Option<u32>,
     /// The place a doorbell was last asked for at, if that still stands in memory.
     armed: Option<Position>,
-    pub(super) rest: ParkState,
+    pub(super) park_state: ParkState,
     table: Table,
     /// Chains to take before any other, with the journal's slots.
     pub(super) replay: VecDeque<(u16, Vec<RawDescriptor>)>,
@@ -153,7 +153,7 @@ impl PackedQueue {
             taken: Counter::default(),
             told: None,
             armed: None,
-            rest: ParkState::default(),
+            park_state: ParkState::default(),
             table: Table::default(),
             replay: VecDeque::new(),
             order: (features & feature::IN_ORDER != 0).then(|| Order::new(size)),

@@ -61,7 +61,7 @@ pub struct SplitQueue {
     no_notify: Option<bool>,
     /// The entry a doorbell was last asked for at, if that still stands in memory.
     armed: Option<u16>,
-    pub(super) rest: ParkState,
+    pub(super) park_state: ParkState,
     table: Table,
     /// Heads to take before any other.
     pub(super) replay: VecDeque<u16>,
@@ -116,7 +116,7 @@ impl SplitQueue {
             outstanding: Counter::default(),
             no_notify: None,
             armed: None,
-            rest: ParkState::default(),
+            park_state: ParkState::default(),
             table: Table::default(),
             replay: VecDeque::new(),
             order: (features & feature::IN_ORDER != 0).then(|| Order::new(size)),

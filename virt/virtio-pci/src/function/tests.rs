@@ -243,7 +243,7 @@ impl World {
             &mut FunctionContext<'_, NoIommu, ArrayMem, ()>,
         ) -> R,
     ) -> R {
-        let mut cx = testing::lent(
+        let mut cx = testing::function_context(
             &mut self.iommu,
             &mut self.bypass,
             &self.mem,

@@ -241,7 +241,7 @@ impl Shared {
         sink: &mut impl Sink,
     ) -> Progress {
         let loaded = Loaded::new(page);
-        if self.has_news(unit, page, &loaded) {
+        if self.has_changes(unit, page, &loaded) {
             return self.work(unit, page, mem, now_ns, sink, &loaded);
         }
         let is_due = unit.deadline().is_some_and(|deadline| now_ns >= deadline);
@@ -253,10 +253,10 @@ impl Shared {
 
     /// Whether the guest has stored anything that a sweep takes: for a last look before sleeping.
     pub fn has_stores(&self, unit: &Unit, page: &impl RegPage) -> bool {
-        self.has_news(unit, page, &Loaded::new(page))
+        self.has_changes(unit, page, &Loaded::new(page))
     }
 
-    fn has_news(&self, unit: &Unit, page: &impl RegPage, loaded: &Loaded) -> bool {
+    fn has_changes(&self, unit: &Unit, page: &impl RegPage, loaded: &Loaded) -> bool {
         loaded.iqt != self.iqt
             || loaded.fsts != self.fsts.shown
             || loaded.ics != self.ics.shown

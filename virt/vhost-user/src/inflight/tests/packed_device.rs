@@ -30,7 +30,7 @@ struct Desc {
 
 #[derive(Debug)]
 struct Ring {
-    life: Rc<KillCountdown>,
+    countdown: Rc<KillCountdown>,
     descs: Vec<Desc>,
     withdraws: bool,
 }
@@ -41,7 +41,7 @@ impl PackedRing for Ring {
     }
 
     fn set_flags(&mut self, at: u16, flags: u16) {
-        if self.withdraws && self.life.store() {
+        if self.withdraws && self.countdown.store() {
             self.descs[usize::from(at)].flags = flags;
         }
     }
@@ -101,7 +101,7 @@ impl PackedMachine {
             order,
             account: Account::default(),
             ring: Ring {
-                life: Rc::clone(&region.life),
+                countdown: Rc::clone(&region.countdown),
                 descs,
                 withdraws: order != Order::NoWithdraw,
             },
@@ -131,7 +131,7 @@ impl PackedMachine {
         let mut next = at;
         for &(_, id, num) in batch {
             places.push(next);
-            if self.region.life.store() {
+            if self.region.countdown.store() {
                 self.ring.descs[usize::from(next.idx)].id = id;
             }
             next = self.after(next, num);
@@ -140,7 +140,7 @@ impl PackedMachine {
             places.reverse();
         }
         for place in places {
-            if self.region.life.store() {
+            if self.region.countdown.store() {
                 self.ring.descs[usize::from(place.idx)].flags = flags(place, true);
             }
         }
@@ -148,8 +148,8 @@ impl PackedMachine {
 }
 
 impl Machine for PackedMachine {
-    fn life(&self) -> &KillCountdown {
-        &self.region.life
+    fn countdown(&self) -> &KillCountdown {
+        &self.region.countdown
     }
 
     fn account(&self) -> &Account {
@@ -198,7 +198,7 @@ impl Machine for PackedMachine {
     fn start(&mut self) -> Verdict {
         let region = self.region.clone();
         let outcome = Packed::recover(region, self.sizes, self.start, &mut self.ring);
-        if self.region.life.is_over() {
+        if self.region.countdown.is_over() {
             return Ok(());
         }
         let (tracker, recovery) = outcome.map_err(|error| error.to_string())?;
@@ -211,7 +211,7 @@ impl Machine for PackedMachine {
                     format!("request {request} came back as {descs:?}")
                 })?;
             }
-            self.account.execute(&self.region.life, request);
+            self.account.execute(&self.region.countdown, request);
             requests.push(request);
             let id = descs[descs.len() - 1].id;
             self.pending.push((slot, id, descs.len() as u16));
@@ -253,7 +253,7 @@ impl Machine for PackedMachine {
             let begun = self.tracker().begin(&descs);
             let slot = begun.map_err(|error| error.to_string())?;
             self.account
-                .execute(&self.region.life, (desc.addr >> 8) as usize);
+                .execute(&self.region.countdown, (desc.addr >> 8) as usize);
             self.pending.push((slot, desc.id, descs.len() as u16));
             self.next_avail = at;
         }

@@ -70,20 +70,20 @@ impl SplitMachine {
 
     fn publish(&mut self, heads: &[u16], used_idx: u16) {
         for (nth, &head) in (0..).zip(heads) {
-            if self.region.life.store() {
+            if self.region.countdown.store() {
                 let slot = self.slot(self.used_idx.wrapping_add(nth));
                 self.used[slot] = head;
             }
         }
-        if self.region.life.store() {
+        if self.region.countdown.store() {
             self.used_idx = used_idx;
         }
     }
 }
 
 impl Machine for SplitMachine {
-    fn life(&self) -> &KillCountdown {
-        &self.region.life
+    fn countdown(&self) -> &KillCountdown {
+        &self.region.countdown
     }
 
     fn account(&self) -> &Account {
@@ -125,7 +125,7 @@ impl Machine for SplitMachine {
     fn start(&mut self) -> Verdict {
         let region = self.region.clone();
         let outcome = Split::recover(region, self.size, self.used_idx);
-        if self.region.life.is_over() {
+        if self.region.countdown.is_over() {
             return Ok(());
         }
         let (tracker, recovery) = outcome.map_err(|error| error.to_string())?;
@@ -138,7 +138,7 @@ impl Machine for SplitMachine {
             format!("resubmitted as {requests:?}")
         })?;
         for request in requests {
-            self.account.execute(&self.region.life, request);
+            self.account.execute(&self.region.countdown, request);
         }
         self.pending = recovery.heads;
         self.next_avail = recovery.next_avail;
@@ -158,7 +158,7 @@ impl Machine for SplitMachine {
                 begun.map_err(|error| error.to_string())?;
             }
             self.account
-                .execute(&self.region.life, self.table[usize::from(head)]);
+                .execute(&self.region.countdown, self.table[usize::from(head)]);
             self.pending.push(head);
         }
         Ok(())

@@ -228,7 +228,7 @@ fn no_stop_is_over_while_pages_are_being_dropped() {
         let stopped = guest
             .balloon
             .stop_queue(INFLATE as u16, &mut dma, &mut guest.irq);
-        assert_eq!(stopped.unwrap().unshown, 0);
+        assert_eq!(stopped.unwrap().unpublished, 0);
         guest.balloon.reset();
         assert_eq!(guest.recorder.told(), [BackEndCall::Reset]);
     });

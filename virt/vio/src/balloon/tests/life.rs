@@ -169,7 +169,7 @@ fn a_chain_half_worked_off_is_begun_again_by_whoever_goes_on() {
         guest.balloon.set_service(Service::Full);
         let index = INFLATE as u16;
         let stopped = guest.balloon.stop_queue(index, &mut dma, &mut guest.irq);
-        assert_eq!(stopped.unwrap().unshown, 0);
+        assert_eq!(stopped.unwrap().unpublished, 0);
         let features = guest.balloon.features() & mask;
         let config = guest.queues[INFLATE].config();
         let ring = Ring::new(&config, SIZE, features).unwrap();

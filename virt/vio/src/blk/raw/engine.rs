@@ -40,7 +40,7 @@ impl Engine {
     /// No ring is to be had now.
     pub(super) fn prepare(&mut self, depth: u32) -> io::Result<()> {
         match self {
-            Self::Uring(seat) => seat.take(depth),
+            Self::Uring(share) => share.take(depth),
             Self::Threads(..) => Ok(()),
         }
     }
@@ -59,14 +59,14 @@ impl Engine {
         user_data: u64,
     ) {
         match self {
-            Self::Uring(seat) => {
+            Self::Uring(share) => {
                 let flags = match waits {
                     true => squeue::Flags::ASYNC,
                     false => squeue::Flags::empty(),
                 };
                 let entry = call.entry(types::Fd(file.as_raw_fd())).flags(flags);
                 // SAFETY: as the caller promises.
-                unsafe { seat.push(entry, user_data) };
+                unsafe { share.push(entry, user_data) };
             }
             // SAFETY: as the caller promises.
             Self::Threads(threads, _) => unsafe { threads.push(call, user_data) },
@@ -116,8 +116,8 @@ impl Engine {
 
     /// Another thread will poll from now on; nothing is in flight.
     pub(super) fn rebind(&mut self) {
-        if let Self::Uring(seat) = self {
-            *seat = UringShare::default();
+        if let Self::Uring(share) = self {
+            *share = UringShare::default();
         }
     }
 

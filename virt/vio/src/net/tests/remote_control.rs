@@ -52,11 +52,11 @@ impl RemoteDevice for Played {
         self.0.lock().unwrap().kicked.push(queue);
     }
 
-    fn has_news(&self) -> bool {
+    fn has_events(&self) -> bool {
         false
     }
 
-    fn take_news(&mut self) -> bool {
+    fn take_events(&mut self) -> bool {
         false
     }
 
@@ -70,7 +70,7 @@ impl RemoteDevice for Played {
         self.0.lock().unwrap().resets += 1;
     }
 
-    fn give_up(&mut self) {}
+    fn abandon(&mut self) {}
 
     fn needs_reset(&self) -> bool {
         false

@@ -46,7 +46,7 @@ impl PackedQueue {
         if self.told == Some(word) {
             return Ok(());
         }
-        let (window, at) = self.rest.or_park(self.device.at(dma, 0))?;
+        let (window, at) = self.park_state.or_park(self.device.at(dma, 0))?;
         window.store_u32(at, word);
         self.told = Some(word);
         Ok(())

@@ -59,7 +59,7 @@ impl PackedQueue {
     /// Publishes all staged descriptors to the driver. Returns the position at which they begin, if
     /// there are any. Parks on a stop, with nothing published.
     #[inline]
-    pub(in crate::ring) fn show<D: Dma>(
+    pub(in crate::ring) fn publish<D: Dma>(
         &mut self,
         dma: &mut D,
     ) -> Result<Option<Position>, RingStop> {
@@ -84,7 +84,7 @@ impl PackedQueue {
         }
         let generation = dma.generation();
         let made = self.make_current(dma);
-        self.rest.or_park(made)?;
+        self.park_state.or_park(made)?;
         // From here on nothing can stop: the journal's batch is closed before the ring is written.
         if let Some(journal) = &mut self.journal {
             for used in &self.staged {
@@ -104,7 +104,7 @@ impl PackedQueue {
         self.staged.clear();
         self.staged_descs.set(0);
         if let Some(order) = &mut self.order {
-            order.shown();
+            order.published();
         }
         Ok(Some(old))
     }

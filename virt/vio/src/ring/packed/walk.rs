@@ -24,7 +24,7 @@ impl PackedQueue {
             return Ok(true);
         }
         let loaded = load_rest(&mut self.desc, dma, self.next_avail.idx());
-        let rest = self.rest.or_park(loaded)?;
+        let rest = self.park_state.or_park(loaded)?;
         let is_available = self.next_avail.is_available((rest >> 48) as u16);
         self.head = is_available.then_some(rest);
         Ok(is_available)
@@ -74,7 +74,7 @@ impl PackedQueue {
             Ok(Some(table)) => self.table.walk_row(dma, table, chain),
             Err(stop) => Err(stop),
         };
-        self.rest.or_park(walked.map(|()| true))
+        self.park_state.or_park(walked.map(|()| true))
     }
 
     #[inline(always)]
@@ -103,7 +103,7 @@ impl PackedQueue {
         }
         let at = self.next_avail.advanced(ahead.descs, self.size);
         let rest = self
-            .rest
+            .park_state
             .or_park(load_rest(&mut self.desc, dma, at.idx()))?;
         Ok(at.is_available((rest >> 48) as u16).then_some(rest))
     }
@@ -144,7 +144,7 @@ impl PackedQueue {
         chain: &mut Chain,
     ) -> Result<bool, RingStop> {
         let walked = self.walk_replay(dma, nth, chain);
-        self.rest.or_park(walked)
+        self.park_state.or_park(walked)
     }
 
     /// The chain that the journal kept: all its descriptors, whatever their NEXT flags say.
@@ -191,7 +191,7 @@ impl PackedQueue {
                     // As in a split ring.
                     Err(_) => {
                         self.is_broken = true;
-                        self.rest.park(Violation::Journal.into());
+                        self.park_state.park(Violation::Journal.into());
                     }
                 }
             }

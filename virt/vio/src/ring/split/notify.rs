@@ -26,7 +26,7 @@ impl SplitQueue {
         } else {
             Ok(())
         };
-        self.rest.or_park(armed)?;
+        self.park_state.or_park(armed)?;
         self.no_notify = Some(false);
         self.armed = Some(event);
         Ok(())
@@ -43,7 +43,7 @@ impl SplitQueue {
             return Ok(());
         }
         let stored = store_u16(&mut self.used, dma, FLAGS, USED_F_NO_NOTIFY);
-        self.rest.or_park(stored)?;
+        self.park_state.or_park(stored)?;
         self.no_notify = Some(true);
         self.armed = None;
         Ok(())

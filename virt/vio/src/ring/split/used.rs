@@ -40,7 +40,7 @@ impl SplitQueue {
         );
         let slot = self.slot(self.next_used.get().wrapping_add(self.staged.get()));
         let stored = store_element(&mut self.used, dma, slot, head, len);
-        self.rest.or_park(stored)?;
+        self.park_state.or_park(stored)?;
         self.staged.add(1);
         Ok(())
     }
@@ -48,7 +48,10 @@ impl SplitQueue {
     /// Publishes all staged elements to the driver. Returns the position at which they begin, if
     /// there are any. Parks on a stop, with nothing published.
     #[inline]
-    pub(in crate::ring) fn show<D: Dma>(&mut self, dma: &mut D) -> Result<Option<u16>, RingStop> {
+    pub(in crate::ring) fn publish<D: Dma>(
+        &mut self,
+        dma: &mut D,
+    ) -> Result<Option<u16>, RingStop> {
         let staged = self.staged();
         if staged == 0 {
             return Ok(None);
@@ -58,7 +61,7 @@ impl SplitQueue {
         }
         let old = self.next_used.get();
         let new = old.wrapping_add(staged);
-        let (window, at) = self.rest.or_park(self.used.at(dma, IDX))?;
+        let (window, at) = self.park_state.or_park(self.used.at(dma, IDX))?;
         match &mut self.journal {
             // Release: a driver that sees the index sees the elements and the buffers' bytes.
             None => window.store_u16(at, new),
@@ -82,7 +85,7 @@ impl SplitQueue {
         let left = self.outstanding.get().saturating_sub(staged);
         self.outstanding.set(left);
         if let Some(order) = &mut self.order {
-            order.shown();
+            order.published();
         }
         Ok(Some(old))
     }
@@ -93,7 +96,7 @@ impl SplitQueue {
             used,
             order: Some(order),
             journal,
-            rest,
+            park_state,
             next_used,
             size,
             ..
@@ -109,7 +112,7 @@ impl SplitQueue {
                 own.batch.push((token.id(), token.slot()));
             }
             let slot = u32::from(next_used.get().wrapping_add(run.start) & (*size - 1));
-            rest.or_park(store_element(used, dma, slot, token.id(), len))?;
+            park_state.or_park(store_element(used, dma, slot, token.id(), len))?;
         }
         Ok(())
     }

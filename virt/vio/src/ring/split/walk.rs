@@ -24,11 +24,11 @@ impl SplitQueue {
     #[inline]
     pub(in crate::ring) fn available<D: Dma>(&mut self, dma: &mut D) -> Result<u16, RingStop> {
         let loaded = load_u16(&mut self.avail, dma, IDX);
-        let idx = self.rest.or_park(loaded)?;
+        let idx = self.park_state.or_park(loaded)?;
         let next_avail = self.next_avail.get();
         // Those not returned yet take up entries too.
         let count = split::available(idx, next_avail, self.size, self.outstanding.get());
-        let count = self.rest.or_park(count)?;
+        let count = self.park_state.or_park(count)?;
         self.seen.set(idx);
         Ok(count)
     }
@@ -84,7 +84,7 @@ impl SplitQueue {
             }
             _ => self.walk_entry(dma, 0, chain),
         };
-        self.rest.or_park(walked)?;
+        self.park_state.or_park(walked)?;
         self.check_taken(chain)
     }
 
@@ -118,9 +118,9 @@ impl SplitQueue {
     #[inline]
     fn check_taken(&mut self, chain: &Chain) -> Result<bool, RingStop> {
         match &self.journal {
-            Some(own) if own.taken[usize::from(chain.head())] => {
-                Err(self.rest.park(Violation::InFlight(chain.head()).into()))
-            }
+            Some(own) if own.taken[usize::from(chain.head())] => Err(self
+                .park_state
+                .park(Violation::InFlight(chain.head()).into())),
             _ => Ok(true),
         }
     }
@@ -133,7 +133,7 @@ impl SplitQueue {
         chain: &mut Chain,
     ) -> Result<bool, RingStop> {
         let walked = self.walk(dma, head, chain);
-        self.rest.or_park(walked.map(|()| true))
+        self.park_state.or_park(walked.map(|()| true))
     }
 
     /// [`Ring::advance`](crate::ring::Ring::advance).
@@ -166,7 +166,7 @@ impl SplitQueue {
             }
             Err(_) => {
                 own.is_broken = true;
-                self.rest.park(Violation::Journal.into());
+                self.park_state.park(Violation::Journal.into());
                 0
             }
         }
@@ -198,7 +198,7 @@ impl SplitQueue {
             Some(&head) => return self.peek_replay(dma, head, chain),
             None => self.walk_entry(dma, ahead.descs, chain),
         };
-        self.rest.or_park(walked)?;
+        self.park_state.or_park(walked)?;
         self.check_taken(chain)
     }
 

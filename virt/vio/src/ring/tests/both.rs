@@ -157,7 +157,7 @@ fn a_watch_fires_when_there_is_something_and_not_before() {
             while !world.held.is_empty() {
                 world.end(0, 0);
             }
-            world.show();
+            world.publish();
             assert!(!fires(&watch), "our own stores do not count");
             world.reap();
         }
@@ -177,9 +177,9 @@ fn in_order_one_entry_stands_for_a_batch() {
         world.end(3, 8);
         world.end(1, 8);
         world.end(1, 3);
-        assert_eq!(world.show(), 0);
+        assert_eq!(world.publish(), 0);
         world.end(0, 8);
-        assert_eq!(world.show(), 4);
+        assert_eq!(world.publish(), 4);
     };
     let mut world = World::new(8, ALL | feature::IN_ORDER);
     serve(&mut world);
@@ -306,7 +306,7 @@ fn requests_in_flight_are_counted_and_not_saved() {
         world.end(0, 0);
         assert_eq!((world.ring.in_flight(), world.ring.staged()), (2, 1));
         assert_eq!(world.ring.save(), None);
-        world.show();
+        world.publish();
         assert_eq!((world.ring.in_flight(), world.ring.staged()), (1, 0));
         assert_eq!(world.ring.save(), None);
         world.reap();
@@ -329,7 +329,7 @@ fn flags_of_a_split_driver_without_events_decide() {
         world.end(0, 0);
         let wanted = world.again(|ring, dma, _| ring.publish(dma));
         assert_eq!(wanted, flags == 0);
-        world.shown += 1;
+        world.published += 1;
         world.reap();
     }
 }

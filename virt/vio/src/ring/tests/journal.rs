@@ -126,7 +126,7 @@ fn in_order_with_a_journal_each_request_has_its_own_entry() {
         for _ in 0..3 {
             world.end(0, 0);
         }
-        world.show();
+        world.publish();
         let found: Vec<u16> = (0..3)
             .map(|nth| {
                 let config = world.driver.config();

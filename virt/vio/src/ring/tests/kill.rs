@@ -45,7 +45,7 @@ struct Request {
 
 /// Memory, a driver that lives on, and the process that serves it, which may be dead.
 struct Machine {
-    life: KillCountdown,
+    countdown: KillCountdown,
     region: Arc<Mutex<MemRegion>>,
     features: u64,
     size: u16,
@@ -62,7 +62,7 @@ struct Machine {
 /// The flags of a packed ring's descriptors, for recovery.
 struct RingFlags<'a> {
     driver: &'a AnyDriver<ArrayMem>,
-    life: KillCountdown,
+    countdown: KillCountdown,
 }
 
 impl PackedRing for RingFlags<'_> {
@@ -72,7 +72,7 @@ impl PackedRing for RingFlags<'_> {
     }
 
     fn set_flags(&mut self, at: u16, flags: u16) {
-        self.life.store();
+        self.countdown.store();
         let gpa = self.driver.config().desc.raw() + 16 * u64::from(at) + 14;
         self.driver.mem().put_u16(Gpa::new(gpa), flags);
     }
@@ -88,7 +88,7 @@ impl Machine {
         let mut driver = AnyDriver::new(memory.clone(), Gpa::new(RINGS), 0, size, features);
         driver.start_at(base);
         Self {
-            life: KillCountdown::default(),
+            countdown: KillCountdown::default(),
             region: Arc::new(Mutex::new(MemRegion::new(queue_region_len(layout, size)))),
             features,
             size,
@@ -118,7 +118,7 @@ impl Machine {
 
     /// A new process takes over.
     fn start(&mut self) {
-        let region = SurvivingRegion::new(&self.life, &self.region);
+        let region = SurvivingRegion::new(&self.countdown, &self.region);
         let mut ring = Ring::new(&self.driver.config(), self.size, self.features).unwrap();
         match &self.driver {
             AnyDriver::Split(driver) => {
@@ -130,7 +130,7 @@ impl Machine {
                     replay: left.heads,
                 };
                 ring.start(start).unwrap();
-                ring.set_journal(Box::new(SplitJournal::new(tracker, &self.life)));
+                ring.set_journal(Box::new(SplitJournal::new(tracker, &self.countdown)));
             }
             AnyDriver::Packed(_) => {
                 let sizes = PackedSizes {
@@ -143,7 +143,7 @@ impl Machine {
                 };
                 let mut flags = RingFlags {
                     driver: &self.driver,
-                    life: self.life.clone(),
+                    countdown: self.countdown.clone(),
                 };
                 let (tracker, left) = Packed::recover(region, sizes, base, &mut flags).unwrap();
                 let position = |at: PackedPosition| (at.idx, at.wrap);
@@ -153,7 +153,7 @@ impl Machine {
                     replay: left.requests.into_iter().map(journals::replay).collect(),
                 };
                 ring.start(start).unwrap();
-                ring.set_journal(Box::new(PackedJournal::new(tracker, &self.life)));
+                ring.set_journal(Box::new(PackedJournal::new(tracker, &self.countdown)));
             }
         }
         self.ring = Some(ring);
@@ -227,7 +227,7 @@ impl Machine {
             let len = self.requests[number].writable.len() as u32 * 8;
             ring.stage(&mut self.dma, token, len).unwrap();
         }
-        self.life.snapshot(ring_memory(&self.driver));
+        self.countdown.snapshot(ring_memory(&self.driver));
         let published = catch_unwind(AssertUnwindSafe(|| ring.publish(&mut self.dma).unwrap()));
         if let Err(payload) = published {
             if payload.is::<Killed>() {
@@ -240,7 +240,7 @@ impl Machine {
     /// If the death came at the first store behind the ring's own, it may have come before some of
     /// those.
     fn take_back_stores(&mut self, choices: &mut Choices) {
-        let Some(before) = self.life.died_at_commit() else {
+        let Some(before) = self.countdown.died_at_commit() else {
             return;
         };
         let after = ring_memory(&self.driver);
@@ -266,7 +266,7 @@ impl Machine {
             AnyDriver::Packed(_) => {
                 // In the ring's order from the first, which was stored last.
                 let mut words = changed(0..usize::from(self.size) * 16);
-                let first = usize::from(self.life.used_before()) * 16 + 8;
+                let first = usize::from(self.countdown.used_before()) * 16 + 8;
                 let split = words
                     .iter()
                     .position(|&word| word == first)
@@ -286,7 +286,7 @@ impl Machine {
     /// `deaths[1]`-th, and so on; the last one lives.
     fn run(&mut self, choices: &mut Choices, deaths: &[u32]) -> u32 {
         let mut deaths = deaths.iter().copied();
-        self.life.ends_at(deaths.next());
+        self.countdown.ends_at(deaths.next());
         let mut alive = self.live(Self::start);
         for _ in 0..60 {
             while !alive {
@@ -295,7 +295,7 @@ impl Machine {
                     self.reap();
                     self.submit(choices);
                 }
-                self.life.ends_at(deaths.next());
+                self.countdown.ends_at(deaths.next());
                 alive = self.live(Self::start);
             }
             let count = 1 + choices.below(4);
@@ -313,10 +313,10 @@ impl Machine {
             };
         }
         while !alive {
-            self.life.ends_at(deaths.next());
+            self.countdown.ends_at(deaths.next());
             alive = self.live(Self::start);
         }
-        self.life.ends_at(None);
+        self.countdown.ends_at(None);
         self.fetch(usize::MAX);
         self.complete(usize::MAX, choices);
         self.reap();
@@ -328,7 +328,7 @@ impl Machine {
             (ring.replaying(), ring.has_available(&mut self.dma)),
             (0, Ok(false))
         );
-        self.life.stored()
+        self.countdown.stored()
     }
 }
 

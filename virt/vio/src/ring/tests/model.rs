@@ -76,7 +76,7 @@ fn step(world: &mut World, op: &Op) {
             }
         }
         Op::Show => {
-            world.show();
+            world.publish();
         }
         Op::Reap => world.reap(),
         Op::Flush => world.flush(),
@@ -142,7 +142,7 @@ fn a_row_has_all_chains_of_one_descriptor_up_to_the_first_other_one() {
             assert_eq!(world.answer_row(40, |all| all), rest);
             assert_eq!(world.answer_row(40, |all| all), 0);
             if round % 7 == 0 {
-                world.show();
+                world.publish();
             }
             world.drain();
         }
@@ -212,7 +212,7 @@ fn script(world: &mut World) {
             world.end(last, len);
         }
         if round % 2 == 0 {
-            world.show();
+            world.publish();
             world.reap();
             world.again(|ring, dma, _| ring.disarm(dma));
         }
@@ -275,7 +275,7 @@ fn laps_go_by_with_the_whole_ring_outstanding() {
                 };
                 world.end(which, 0);
             }
-            assert_eq!(world.show(), usize::from(size));
+            assert_eq!(world.publish(), usize::from(size));
             world.reap();
         }
         assert_eq!(world.returned, 9000 * usize::from(size));

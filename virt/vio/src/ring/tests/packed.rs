@@ -437,7 +437,7 @@ fn packed_rings_reach_over_pages() {
             while !world.held.is_empty() {
                 world.end(0, 8);
             }
-            world.show();
+            world.publish();
             world.reap();
         }
         world.drain();

@@ -39,7 +39,7 @@ pub(super) struct World {
     /// In the order of taking: those not returned, and with what length they ended.
     pub(super) account: VecDeque<(Request, Option<u32>)>,
     /// Number of further chains that the driver may find.
-    pub(super) shown: usize,
+    pub(super) published: usize,
     pub(super) returned: usize,
     number: u64,
 }
@@ -69,7 +69,7 @@ impl World {
             offered: VecDeque::new(),
             held: Vec::new(),
             account: VecDeque::new(),
-            shown: 0,
+            published: 0,
             returned: 0,
             number: 0,
         }
@@ -194,7 +194,7 @@ impl World {
     }
 
     /// Publishes, and returns the number of chains published.
-    pub(super) fn show(&mut self) -> usize {
+    pub(super) fn publish(&mut self) -> usize {
         let staged = usize::from(self.ring.staged());
         let ended = self.account.iter().filter(|(_, len)| len.is_some()).count();
         let in_order = self
@@ -203,10 +203,10 @@ impl World {
             .take_while(|(_, len)| len.is_some())
             .count();
         let want = if self.in_order { in_order } else { ended };
-        assert_eq!(staged + self.shown, want);
+        assert_eq!(staged + self.published, want);
         self.again(|ring, dma, _| ring.publish(dma));
         assert_eq!(self.ring.staged(), 0);
-        self.shown += staged;
+        self.published += staged;
         staged
     }
 
@@ -224,8 +224,8 @@ impl World {
             assert_eq!(ended, Some(len));
             found += 1;
         }
-        assert_eq!(found, self.shown);
-        self.shown = 0;
+        assert_eq!(found, self.published);
+        self.published = 0;
         self.returned += found;
     }
 
@@ -238,7 +238,7 @@ impl World {
             let len = self.held[0].1.writable_len();
             self.end(0, len);
         }
-        self.show();
+        self.publish();
         self.reap();
         assert!(self.account.is_empty());
         assert_eq!(self.ring.in_flight(), 0);

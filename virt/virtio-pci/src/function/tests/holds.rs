@@ -143,7 +143,8 @@ impl Scene {
 
     fn poll(&mut self) {
         let (mut iommu, mut bypass) = (NoIommu::new(1), NoIommu::new(1));
-        let mut cx = testing::lent(&mut iommu, &mut bypass, &self.mem, 0, &mut self.effects);
+        let mut cx =
+            testing::function_context(&mut iommu, &mut bypass, &self.mem, 0, &mut self.effects);
         let _ = self.function.poll(&mut cx);
     }
 

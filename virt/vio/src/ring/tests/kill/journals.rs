@@ -85,14 +85,14 @@ impl KillCountdown {
 
 /// A region that outlives its users.
 pub(super) struct SurvivingRegion {
-    life: KillCountdown,
+    countdown: KillCountdown,
     memory: Arc<Mutex<MemRegion>>,
 }
 
 impl SurvivingRegion {
-    pub(super) fn new(life: &KillCountdown, memory: &Arc<Mutex<MemRegion>>) -> Self {
+    pub(super) fn new(countdown: &KillCountdown, memory: &Arc<Mutex<MemRegion>>) -> Self {
         Self {
-            life: life.clone(),
+            countdown: countdown.clone(),
             memory: memory.clone(),
         }
     }
@@ -120,30 +120,30 @@ impl Region for SurvivingRegion {
     }
 
     fn store_u8(&mut self, at: usize, value: u8) {
-        self.life.store();
+        self.countdown.store();
         self.memory().store_u8(at, value);
     }
 
     fn store_u16(&mut self, at: usize, value: u16) {
-        self.life.store();
+        self.countdown.store();
         self.memory().store_u16(at, value);
     }
 
     fn store_u64(&mut self, at: usize, value: u64) {
-        self.life.store();
+        self.countdown.store();
         self.memory().store_u64(at, value);
     }
 }
 
 pub(super) struct SplitJournal {
     tracker: Split<SurvivingRegion>,
-    life: KillCountdown,
+    countdown: KillCountdown,
 }
 
 impl SplitJournal {
-    pub(super) fn new(tracker: Split<SurvivingRegion>, life: &KillCountdown) -> Self {
-        let life = life.clone();
-        Self { tracker, life }
+    pub(super) fn new(tracker: Split<SurvivingRegion>, countdown: &KillCountdown) -> Self {
+        let countdown = countdown.clone();
+        Self { tracker, countdown }
     }
 }
 
@@ -159,24 +159,24 @@ impl Journal for SplitJournal {
 
     fn advance(&mut self) {
         // Stores nothing, but a death between the list and the index must be tried.
-        self.life.store();
+        self.countdown.store();
     }
 
     fn commit(&mut self) {
-        let Self { tracker, life } = self;
-        life.commit(|| tracker.commit());
+        let Self { tracker, countdown } = self;
+        countdown.commit(|| tracker.commit());
     }
 }
 
 pub(super) struct PackedJournal {
     tracker: Packed<SurvivingRegion>,
-    life: KillCountdown,
+    countdown: KillCountdown,
 }
 
 impl PackedJournal {
-    pub(super) fn new(tracker: Packed<SurvivingRegion>, life: &KillCountdown) -> Self {
-        let life = life.clone();
-        Self { tracker, life }
+    pub(super) fn new(tracker: Packed<SurvivingRegion>, countdown: &KillCountdown) -> Self {
+        let countdown = countdown.clone();
+        Self { tracker, countdown }
     }
 }
 
@@ -200,15 +200,15 @@ impl Journal for PackedJournal {
     }
 
     fn advance(&mut self) {
-        self.life.state().used = self.tracker.used().idx;
+        self.countdown.state().used = self.tracker.used().idx;
         self.tracker.advance();
         // A death between the positions and the ring.
-        self.life.store();
+        self.countdown.store();
     }
 
     fn commit(&mut self) {
-        let Self { tracker, life } = self;
-        life.commit(|| tracker.commit());
+        let Self { tracker, countdown } = self;
+        countdown.commit(|| tracker.commit());
     }
 }
 
