@@ -262,10 +262,10 @@ impl Scan {
 /// power of two costs most.
 fn metadata() -> Result<(f64, f64)> {
     let pages = (1 << 18) + 4;
-    let book = Residency::new(pages, 0, pages as usize);
+    let residency = Residency::new(pages, 0, pages as usize);
     let ram = SwappedRam::new(memory(pages as usize)?.0);
-    let of_pages = (book.page_bytes() + ram.page_bytes()) as f64;
-    let of_slots = book.slot_bytes() as f64;
+    let of_pages = (residency.page_bytes() + ram.page_bytes()) as f64;
+    let of_slots = residency.slot_bytes() as f64;
     Ok((of_pages / f64::from(pages), of_slots / f64::from(pages)))
 }
 

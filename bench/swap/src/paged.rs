@@ -53,8 +53,8 @@ impl Machine for EventSender {
 
     fn stop_vcpus(&self) {}
 
-    fn pause(&self, trouble: PauseReason, _: &Report) {
-        self.tell(PagerEvent::Failed(format!("{trouble:?}")));
+    fn pause(&self, reason: PauseReason, _: &Report) {
+        self.tell(PagerEvent::Failed(format!("{reason:?}")));
     }
 
     fn resume(&self, _: &Report) {}

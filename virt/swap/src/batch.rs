@@ -75,7 +75,7 @@ impl Batch {
     pub fn finish(
         &mut self,
         frames: &Frames,
-        book: &mut Residency,
+        residency: &mut Residency,
         ram: &SwappedRam,
     ) -> io::Result<()> {
         let Some(kind) = self.kind.take() else {
@@ -89,7 +89,7 @@ impl Batch {
             match kind {
                 Kind::Unmap => frames.unmap(first, count)?,
                 Kind::Examine => {
-                    let tell = |page, seen| book.examined(page, seen);
+                    let tell = |page, seen| residency.examined(page, seen);
                     frames.examine(first, count, &mut self.buffer, tell)?;
                 }
                 Kind::Punch => frames.punch(first, count)?,
@@ -137,7 +137,7 @@ mod tests {
             Err(error) => return eprintln!("skipped: {error}"),
         };
         let frames = Frames::new(file, guest);
-        let mut book = Residency::new(512, 512, 0);
+        let mut residency = Residency::new(512, 512, 0);
         let ram = SwappedRam::new(ram);
         let is_reached = |page| ram.host(ram.gpa_of(page), 1, Intent::Read).is_ok();
         let mut batch = Batch::default();
@@ -146,7 +146,7 @@ mod tests {
             assert!(batch.shows_then(page));
             assert!(!is_reached(page));
         }
-        batch.finish(&frames, &mut book, &ram).expect("zeroes");
+        batch.finish(&frames, &mut residency, &ram).expect("zeroes");
         assert!(is_reached(Page(4)) && is_reached(Page(5)));
         // A page that has content already is shown at once.
         assert!(batch.takes(&Command::Map(Page(4), Protection::Writable)));
@@ -154,7 +154,7 @@ mod tests {
         // So is a page of a dropped batch.
         assert!(!batch.takes_zeroes(Page(6)));
         batch
-            .finish(&frames, &mut book, &ram)
+            .finish(&frames, &mut residency, &ram)
             .expect("it is mapped");
         assert!(batch.takes_zeroes(Page(6)) && batch.shows_then(Page(6)));
         batch.give_up(&ram);

@@ -17,7 +17,7 @@ use crate::stopped::Stopped;
 #[derive(Debug)]
 pub enum Message {
     /// Event of the owner's side and the disks.
-    Said(OwnerMessage),
+    Owner(OwnerMessage),
     /// Sets the number of pages that may be in memory.
     SetLimit(usize),
     /// Reports that the store has grown by so many slots.

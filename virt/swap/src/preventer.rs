@@ -176,20 +176,20 @@ impl Preventer {
 /// Memory as it is now: absent pages are not touched. Only the pager evicts pages, and this is its
 /// thread.
 pub(crate) struct View<'a> {
-    pub book: &'a Residency,
+    pub residency: &'a Residency,
     pub ram: &'a SwappedRam,
 }
 
 impl View<'_> {
     fn is_still_elsewhere(&self, page: Page) -> bool {
-        self.book.look(page).0 == State::Absent
+        self.residency.look(page).0 == State::Absent
     }
 
     fn page(&self, at: Gpa) -> Option<Page> {
         let page = self.ram.page_at(at)?;
         let is_there = matches!(
-            self.book.look(page).0,
-            State::Resident | State::Soft | State::Saving
+            self.residency.look(page).0,
+            State::Resident | State::Unmapped | State::Saving
         );
         is_there.then_some(page)
     }

@@ -116,9 +116,9 @@ impl SwappedRam {
     }
 
     /// Sends an event to the pager; it is dropped if the pager has ended.
-    fn say(&self, said: OwnerEvent) {
+    fn send(&self, event: OwnerEvent) {
         if let Some(pager) = self.0.pager.get() {
-            let _ = pager.send(Message::Said(OwnerMessage(said)));
+            let _ = pager.send(Message::Owner(OwnerMessage(event)));
         }
     }
 
@@ -154,7 +154,7 @@ impl SwappedRam {
         if self.0.seen.load(Ordering::Relaxed) != asked.0 {
             self.0.seen.store(asked.0, Ordering::Relaxed);
             if asked.reports() == Reports::Draining {
-                self.say(OwnerEvent::Drains(asked));
+                self.send(OwnerEvent::Drains(asked));
             }
         }
         asked.reports()
@@ -197,13 +197,13 @@ impl SwappedRam {
             // stored to later as well, so LENT stays.
             self.flags(*page).fetch_and(!WRITTEN, Ordering::Relaxed);
         }
-        self.say(OwnerEvent::Began(op, kind, span));
+        self.send(OwnerEvent::Began(op, kind, span));
     }
 
     /// Reports that a request of a disk has ended, which the guest does not know yet. Owner's
     /// thread.
     pub(crate) fn ended(&self, op: Op, kind: Kind, is_good: bool) {
-        self.say(OwnerEvent::Ended(op, kind, is_good));
+        self.send(OwnerEvent::Ended(op, kind, is_good));
     }
 
     /// Reports that the guest has discarded these pages. Returns a ticket that is done when their
@@ -212,7 +212,7 @@ impl SwappedRam {
     pub(crate) fn offer(&self, pages: impl Iterator<Item = Gpa>) -> guest_mem::Ticket {
         let pages = pages.filter_map(|gpa| self.page_at(gpa)).collect();
         let ticket = self.next_ticket();
-        self.say(OwnerEvent::Offered(ticket, pages));
+        self.send(OwnerEvent::Offered(ticket, pages));
         guest_mem::Ticket(ticket.0)
     }
 
@@ -334,7 +334,7 @@ impl SwappedRam {
             return Ok(());
         }
         let ticket = self.next_ticket();
-        self.say(OwnerEvent::Wanted(ticket, absent));
+        self.send(OwnerEvent::Wanted(ticket, absent));
         Err(Stop::Pending(guest_mem::Ticket(ticket.0)))
     }
 
@@ -413,7 +413,7 @@ impl PhysMem for SwappedRam {
                 written |= bit;
             }
         }
-        self.say(OwnerEvent::Answered { gone, written });
+        self.send(OwnerEvent::Answered { gone, written });
         gone
     }
 

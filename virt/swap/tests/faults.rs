@@ -167,12 +167,12 @@ fn pause(fails: Fails, is_right: impl Fn(PauseReason) -> bool) -> Option<Duratio
             done.send(()).expect("the test waits");
         }
     });
-    let trouble = guest.machine.wait_for_trouble();
-    assert!(trouble.is_some_and(&is_right), "{fails:?}: {trouble:?}");
+    let reason = guest.machine.wait_for_pause();
+    assert!(reason.is_some_and(&is_right), "{fails:?}: {reason:?}");
     assert!(!worker.is_finished(), "{fails:?}: nobody waits");
     let start = Instant::now();
     guest.machine.tell(Message::SetLimit(LIMIT + 32));
-    assert_eq!(guest.machine.wait_for_trouble(), None, "{fails:?}");
+    assert_eq!(guest.machine.wait_for_pause(), None, "{fails:?}");
     let took = start.elapsed();
     let outcome = all_is_there.recv_timeout(PATIENCE);
     outcome.expect("the guest finds all that it stored");
@@ -205,14 +205,14 @@ const ENOSPC: residency::Errno = residency::Errno(Errno::NOSPC.raw_os_error());
 #[test]
 fn a_request_that_fails_pauses_the_guest_until_it_has_been_done() {
     let early = [1, 3].map(|n| Fails::Store(StoreFault::Eio(nth(n))));
-    pauses(early, |trouble| {
-        matches!(trouble, PauseReason::CannotSave(_, EIO))
+    pauses(early, |reason| {
+        matches!(reason, PauseReason::CannotSave(_, EIO))
     });
     // Reads or writes.
     let late = [20, 60, 120].map(|n| Fails::Store(StoreFault::Eio(nth(n))));
-    pauses(late, |trouble| {
+    pauses(late, |reason| {
         matches!(
-            trouble,
+            reason,
             PauseReason::CannotSave(_, EIO) | PauseReason::CannotFetch(Backing::Slot(_), EIO)
         )
     });
@@ -221,28 +221,28 @@ fn a_request_that_fails_pauses_the_guest_until_it_has_been_done() {
 #[test]
 fn a_store_without_room_behind_it_pauses_the_guest_until_there_is() {
     let faults = [1, 3, 6].map(|n| Fails::Store(StoreFault::Enospc(nth(n))));
-    pauses(faults, |trouble| {
-        matches!(trouble, PauseReason::CannotSave(_, ENOSPC))
+    pauses(faults, |reason| {
+        matches!(reason, PauseReason::CannotSave(_, ENOSPC))
     });
 }
 
 #[test]
 fn a_slot_that_comes_back_wrong_is_not_shown_and_is_read_again() {
     let faults = [1, 2, 25].map(|n| Fails::Store(StoreFault::Corrupt(nth(n))));
-    pauses(faults, |trouble| {
-        matches!(trouble, PauseReason::Changed(Backing::Slot(_)))
+    pauses(faults, |reason| {
+        matches!(reason, PauseReason::Changed(Backing::Slot(_)))
     });
 }
 
 #[test]
 fn an_image_that_cannot_be_read_pauses_the_guest_until_it_can() {
     let faults = [1, 4].map(|n| Fails::Image(StoreFault::Eio(nth(n))));
-    pauses(faults, |trouble| {
-        matches!(trouble, PauseReason::CannotFetch(Backing::Block(_), EIO))
+    pauses(faults, |reason| {
+        matches!(reason, PauseReason::CannotFetch(Backing::Block(_), EIO))
     });
     let faults = [1, 4].map(|n| Fails::Image(StoreFault::Corrupt(nth(n))));
-    pauses(faults, |trouble| {
-        matches!(trouble, PauseReason::Changed(Backing::Block(_)))
+    pauses(faults, |reason| {
+        matches!(reason, PauseReason::Changed(Backing::Block(_)))
     });
 }
 
@@ -276,7 +276,7 @@ fn change_behind_its_back(guest: &Arc<Guest>, act: impl FnOnce(&Guest) + Send + 
     });
     let number = CHANGED as u32;
     let named = PauseReason::Changed(Backing::Block(Block { disk: 0, number }));
-    assert_eq!(guest.machine.wait_for_trouble(), Some(named));
+    assert_eq!(guest.machine.wait_for_pause(), Some(named));
     // After a new limit failed operations are retried, unless they are under way.
     let retry_until = |holds: &dyn Fn(Report) -> bool| {
         let deadline = Instant::now() + PATIENCE;
@@ -295,7 +295,7 @@ fn change_behind_its_back(guest: &Arc<Guest>, act: impl FnOnce(&Guest) + Send + 
 
     put(&old);
     retry_until(&|report| !report.is_paused);
-    assert_eq!(guest.machine.wait_for_trouble(), None);
+    assert_eq!(guest.machine.wait_for_pause(), None);
     let outcome = is_done.recv_timeout(PATIENCE);
     outcome.expect("it goes on with what the page held");
 }

@@ -46,72 +46,74 @@ fn held_by<T>(make: impl FnOnce() -> T) -> (T, usize) {
 }
 
 /// Carries out commands successfully, until there are none left except saves, which are collected.
-fn carry_out(book: &mut Residency, saves: &mut Vec<(Page, Slot)>) {
+fn carry_out(residency: &mut Residency, saves: &mut Vec<(Page, Slot)>) {
     loop {
-        let commands = book.take_commands();
+        let commands = residency.take_commands();
         if commands.is_empty() {
             return;
         }
         for command in commands {
             match command {
-                Command::Ask(_) => book.answered(u32::MAX, 0),
+                Command::Ask(_) => residency.answered(u32::MAX, 0),
                 Command::Examine(page) => {
                     let seen = PageExamination {
                         is_clean: false,
                         is_zero: false,
                         crc: page.0,
                     };
-                    book.examined(page, seen);
+                    residency.examined(page, seen);
                 }
                 Command::Save(page, slot) => saves.push((page, slot)),
-                Command::Fetch(page, _) => book.ended(CommandOutcome::Fetched(page, Ok(page.0))),
-                Command::Stop(trouble) => panic!("{trouble:?}"),
+                Command::Fetch(page, _) => {
+                    residency.ended(CommandOutcome::Fetched(page, Ok(page.0)))
+                }
+                Command::Stop(reason) => panic!("{reason:?}"),
                 _ => {}
             }
         }
-        book.balance();
+        residency.balance();
     }
 }
 
 /// Makes as many pages leave as the book asks for; none is saved before all are asked for.
-fn shrink(book: &mut Residency, limit: usize) {
+fn shrink(residency: &mut Residency, limit: usize) {
     let mut saves = Vec::new();
-    book.set_limit(limit);
-    carry_out(book, &mut saves);
+    residency.set_limit(limit);
+    carry_out(residency, &mut saves);
     loop {
-        while book.wants_to_ask() {
-            book.ask();
-            carry_out(book, &mut saves);
+        while residency.wants_to_ask() {
+            residency.ask();
+            carry_out(residency, &mut saves);
         }
         if saves.is_empty() {
             return;
         }
         for (page, slot) in std::mem::take(&mut saves) {
-            book.ended(CommandOutcome::Saved(page, slot, Ok(())));
+            residency.ended(CommandOutcome::Saved(page, slot, Ok(())));
         }
-        book.balance();
-        carry_out(book, &mut saves);
+        residency.balance();
+        carry_out(residency, &mut saves);
     }
 }
 
 /// Brings all pages into memory, unmaps some and brings them back, evicts all and brings them back.
-fn everywhere(book: &mut Residency, pages: u32) {
+fn everywhere(residency: &mut Residency, pages: u32) {
     let all = pages as usize;
-    let fill = |book: &mut Residency| {
-        book.set_limit(2 * all);
+    let fill = |residency: &mut Residency| {
+        residency.set_limit(2 * all);
         for page in 0..pages {
-            book.fault(Page(page), ReadAhead::InOrder);
-            carry_out(book, &mut Vec::new());
+            residency.fault(Page(page), ReadAhead::InOrder);
+            carry_out(residency, &mut Vec::new());
         }
-        assert_eq!(book.present(), all);
+        assert_eq!(residency.present(), all);
     };
-    fill(book);
-    shrink(book, all);
-    fill(book);
-    shrink(book, 0);
-    assert_eq!(book.present(), 0);
-    fill(book);
-    let counts = book.counts();
+    fill(residency);
+    shrink(residency, all);
+    fill(residency);
+    shrink(residency, 0);
+    assert_eq!(residency.present(), 0);
+    fill(residency);
+    let counts = residency.counts();
     assert!(counts.saved >= all as u64, "{counts:?}");
     assert!(counts.rescued > all as u64 / 20, "{counts:?}");
 }
@@ -121,17 +123,17 @@ fn no_more_is_kept_of_a_page_than_was_said() {
     // A power of two, and slightly more, for which tables of a power of two are largest.
     for pages in [1 << 14, (1 << 14) + 4] {
         let slots = pages as usize;
-        let (mut book, held) = held_by(|| Residency::new(pages, 0, slots));
-        assert_eq!(held, book.page_bytes() + book.slot_bytes());
-        assert_eq!(book.slot_bytes(), 4 * slots);
-        let ((), grown) = held_by(|| everywhere(&mut book, pages));
+        let (mut residency, held) = held_by(|| Residency::new(pages, 0, slots));
+        assert_eq!(held, residency.page_bytes() + residency.slot_bytes());
+        assert_eq!(residency.slot_bytes(), 4 * slots);
+        let ((), grown) = held_by(|| everywhere(&mut residency, pages));
         // Memory for the pages that are on their way, a few batches.
         assert!(grown < 32 << 10, "{grown} bytes more than at the start");
         let size = u64::from(pages) * PAGE_SIZE;
         let ram = GuestRam::with_pages(&[(Gpa::new(0), size)], HugePages::Never).expect("memory");
         let (ram, flags) = held_by(|| SwappedRam::new(ram));
         assert!((ram.page_bytes()..ram.page_bytes() + 1024).contains(&flags));
-        let kept = (book.page_bytes() + ram.page_bytes()) as f64 / f64::from(pages);
+        let kept = (residency.page_bytes() + ram.page_bytes()) as f64 / f64::from(pages);
         println!("{pages} pages: {kept:.2} bytes each, {grown} in all beside");
         assert!(kept <= BOUND as f64, "{kept} bytes a page");
     }

@@ -279,15 +279,12 @@ fn a_full_store_pauses_the_guest_until_it_has_grown() {
                 guest.machine.store(number, 0, 1 + number as u64);
             }
         });
-        assert_eq!(
-            guest.machine.wait_for_trouble(),
-            Some(PauseReason::StoreFull)
-        );
+        assert_eq!(guest.machine.wait_for_pause(), Some(PauseReason::StoreFull));
         assert!(!filler.is_finished());
         let added = growth.grow(u64::from(PAGES) * PAGE as u64);
         let added = added.expect("the file system has room");
         guest.machine.tell(Message::AddSlots(added as usize));
-        assert_eq!(guest.machine.wait_for_trouble(), None);
+        assert_eq!(guest.machine.wait_for_pause(), None);
         filler.join().expect("it stored");
         for (number, page) in guest.pages.iter().enumerate() {
             let page = page.lock().expect("no thread has failed");

@@ -32,7 +32,7 @@ impl Pager {
     }
 
     fn fault(&mut self, page: Page, is_store: bool) -> io::Result<()> {
-        let (state, place) = self.book.look(page);
+        let (state, place) = self.residency.look(page);
         if state == State::Absent
             && place != Backing::Nowhere
             && is_store
@@ -42,7 +42,7 @@ impl Pager {
             self.machine.stop_vcpus();
             return Ok(());
         }
-        self.book.fault(page, self.ahead(is_store));
+        self.residency.fault(page, self.ahead(is_store));
         self.carry_out()
     }
 
@@ -67,13 +67,13 @@ impl Pager {
             return Ok(());
         };
         let mut view = View {
-            book: &self.book,
+            residency: &self.residency,
             ram: &self.ram,
         };
         match preventer.stopped(&registers, &mut view) {
             Found::Overwritten(page, content, after) => {
                 self.content = Some((page, content));
-                self.book.fault_overwriting(page);
+                self.residency.fault_overwriting(page);
                 self.carry_out()?;
                 // Without room it comes later, with its old content; or the policy has it read.
                 let has_come = self.content.take().is_none();
@@ -97,7 +97,7 @@ impl Pager {
     pub(super) fn read(&mut self, pending: Pending) -> io::Result<()> {
         self.report.undecided += 1;
         let ahead = self.ahead(pending.is_store);
-        self.book.fault(pending.page, ahead);
+        self.residency.fault(pending.page, ahead);
         self.carry_out()
     }
 }

@@ -30,7 +30,7 @@ pub trait Machine: Send {
 
     /// Pauses the guest, which cannot continue, before it is affected. The reason and the pager's
     /// state are for its user.
-    fn pause(&self, trouble: PauseReason, report: &Report);
+    fn pause(&self, reason: PauseReason, report: &Report);
 
     /// Resumes the guest; `report` is the pager's state.
     fn resume(&self, report: &Report);

@@ -55,7 +55,7 @@ const TRIM_PACE: Duration = Duration::from_millis(20);
 
 /// The pager. See the module's head.
 pub struct Pager {
-    book: Residency,
+    residency: Residency,
     /// `None` once the machine has ended and its guest's faults are not served any more, or the
     /// pager has failed.
     frames: Option<Frames>,
@@ -64,7 +64,7 @@ pub struct Pager {
     failed: Option<Frames>,
     ram: SwappedRam,
     gates: Vec<Arc<Gate>>,
-    carrier: PageIo,
+    page_io: PageIo,
     machine: Box<dyn Machine>,
     holds: Holds,
     batch: Batch,
@@ -107,11 +107,11 @@ impl Pager {
         let gates = (0..images.len()).map(|disk| ram.gate(disk as u8)).collect();
         let pages = u32::try_from(ram.pages()).map_err(|_| io::ErrorKind::InvalidInput)?;
         let mut pager = Self {
-            book: Residency::new(pages, limit, slot_count),
+            residency: Residency::new(pages, limit, slot_count),
             frames: Some(Frames::new(file.try_clone_to_owned()?, guest)),
             failed: None,
             gates,
-            carrier: PageIo::new(store, images, &keep),
+            page_io: PageIo::new(store, images, &keep),
             machine,
             holds: Holds::default(),
             batch: Batch::default(),
@@ -135,7 +135,7 @@ impl Pager {
 
     /// Sets another policy that decides which reads and writes are avoided: for measurements.
     pub fn set_policy(&mut self, policy: Box<dyn IoPolicy>) {
-        self.book.set_policy(policy);
+        self.residency.set_policy(policy);
     }
 
     /// Enables trimming: blocks behind free slots of the store are returned to its file system or
@@ -143,7 +143,7 @@ impl Pager {
     /// [`Discard`](vio::blk::Op::Discard). If that is refused it is not tried again. Blocks
     /// returned to a file system may have another user when the slots are written again.
     pub fn trims_slots(&mut self) {
-        self.book.trims_slots();
+        self.residency.trims_slots();
     }
 
     /// Connects the memory with the pager, which a sidecore now runs as `handle` says. Before that
@@ -164,7 +164,7 @@ impl Pager {
         {
             at = run.end;
             for number in run {
-                self.book.adopt(Page(number));
+                self.residency.adopt(Page(number));
                 self.carry_out()?;
             }
         }
@@ -174,9 +174,9 @@ impl Pager {
     /// Carries out the book's commands until there are none.
     fn carry_out(&mut self) -> io::Result<()> {
         loop {
-            let commands = self.book.take_commands();
+            let commands = self.residency.take_commands();
             if commands.is_empty() {
-                self.carrier.start(&self.ram);
+                self.page_io.start(&self.ram);
                 return Ok(());
             }
             let mut commands = commands.into_iter().peekable();
@@ -215,7 +215,7 @@ impl Pager {
     /// Carries out the batch.
     fn finish_batch(&mut self) -> io::Result<()> {
         match &self.frames {
-            Some(frames) => self.batch.finish(frames, &mut self.book, &self.ram),
+            Some(frames) => self.batch.finish(frames, &mut self.residency, &self.ram),
             None => {
                 self.batch.give_up(&self.ram);
                 Ok(())
@@ -248,9 +248,9 @@ impl Pager {
                 Some((_, content)) => frames.write(page, &content)?,
                 None => frames.zero(page)?,
             },
-            Command::Fetch(page, place) => self.carrier.push(PageOp::Fetch(page, place)),
-            Command::Save(page, slot) => self.carrier.push(PageOp::Save(page, slot)),
-            Command::Trim(first, count) => self.carrier.push(PageOp::Trim(first, count)),
+            Command::Fetch(page, place) => self.page_io.push(PageOp::Fetch(page, place)),
+            Command::Save(page, slot) => self.page_io.push(PageOp::Save(page, slot)),
+            Command::Trim(first, count) => self.page_io.push(PageOp::Trim(first, count)),
             Command::Protect(page) => frames.guest().protect(page.0.into())?,
             // Writable: it is unknown whether it was stored to between the last check of its
             // uffd-wp bit and the host's unmapping.
@@ -260,7 +260,7 @@ impl Pager {
                 self.gates[usize::from(SwappedRam::disk_of(op))].open(op);
                 self.machine.wake();
             }
-            Command::Stop(trouble) => self.stop(trouble),
+            Command::Stop(reason) => self.stop(reason),
         }
         Ok(())
     }
@@ -273,13 +273,13 @@ impl Pager {
         self.machine.ticket_done(guest_mem::Ticket(ticket.0));
     }
 
-    fn stop(&mut self, trouble: PauseReason) {
+    fn stop(&mut self, reason: PauseReason) {
         self.retry_at = Some(after(Nanos::now(), RETRY));
         if !self.report.is_paused {
             self.report.is_paused = true;
             self.report.pauses += 1;
-            self.report.last_pause = Some(trouble);
-            self.machine.pause(trouble, &self.report());
+            self.report.last_pause = Some(reason);
+            self.machine.pause(reason, &self.report());
         }
         if self.is_over {
             self.let_go();
@@ -300,45 +300,45 @@ impl Pager {
 
     /// Answers a balloon's discards without dropping their pages.
     fn answer_offers(&mut self) {
-        for ticket in self.book.give_up_discards() {
+        for ticket in self.residency.give_up_discards() {
             self.ram.answer(ticket);
             self.machine.ticket_done(guest_mem::Ticket(ticket.0));
         }
     }
 
-    fn said(&mut self, said: OwnerEvent) {
-        match said {
+    fn event(&mut self, event: OwnerEvent) {
+        match event {
             OwnerEvent::Answered { gone, written } => {
                 self.ask_at = match gone {
                     0 => after(Nanos::now(), PACE),
                     _ => Nanos(0),
                 };
-                self.book.answered(gone, written);
+                self.residency.answered(gone, written);
             }
             OwnerEvent::Wanted(ticket, pages) => {
                 self.report.tickets += 1;
                 let held = pages.iter().map(|(page, _)| *page).collect();
                 self.holds.begin(ticket, held, &self.ram);
-                self.book.wanted(ticket, &pages);
+                self.residency.wanted(ticket, &pages);
             }
             OwnerEvent::Offered(ticket, pages) => {
-                self.book.discard(ticket, &pages);
+                self.residency.discard(ticket, &pages);
                 if self.frames.is_none() {
                     // The owner will not be asked for them.
                     self.answer_offers();
                 }
             }
-            OwnerEvent::Began(op, Kind::Read, span) => self.book.begin_read(op, &span),
-            OwnerEvent::Began(op, Kind::Write, span) => self.book.begin_write(op, &span),
-            OwnerEvent::Ended(op, Kind::Read, is_good) => self.book.end_read(op, is_good),
-            OwnerEvent::Ended(op, Kind::Write, is_good) => self.book.end_write(op, is_good),
+            OwnerEvent::Began(op, Kind::Read, span) => self.residency.begin_read(op, &span),
+            OwnerEvent::Began(op, Kind::Write, span) => self.residency.begin_write(op, &span),
+            OwnerEvent::Ended(op, Kind::Read, is_good) => self.residency.end_read(op, is_good),
+            OwnerEvent::Ended(op, Kind::Write, is_good) => self.residency.end_write(op, is_good),
             OwnerEvent::Drains(asked) => self.watermark.seen(asked),
         }
     }
 
     /// Handles the reads and writes that have ended.
     fn take_ended(&mut self) -> io::Result<bool> {
-        let ended = self.carrier.poll(&self.ram);
+        let ended = self.page_io.poll(&self.ram);
         let any = !ended.is_empty();
         let Some(frames) = &self.frames else {
             return Ok(any);
@@ -346,31 +346,33 @@ impl Pager {
         for alike in ended.chunk_by(are_read_together) {
             match alike[0] {
                 (PageOp::Fetch(first, _), Ok(())) => {
-                    let book = &mut self.book;
+                    let residency = &mut self.residency;
                     // At most as many as the book has pages.
                     frames.read_each(
                         first,
                         alike.len() as u32,
                         &mut self.buffer,
                         |page, content| {
-                            book.ended(CommandOutcome::Fetched(page, Ok(crc(content))));
+                            residency.ended(CommandOutcome::Fetched(page, Ok(crc(content))));
                         },
                     )?;
                 }
                 (PageOp::Fetch(page, _), Err(errno)) => {
-                    self.book.ended(CommandOutcome::Fetched(page, Err(errno)));
+                    self.residency
+                        .ended(CommandOutcome::Fetched(page, Err(errno)));
                 }
                 (PageOp::Save(page, slot), outcome) => {
-                    self.book.ended(CommandOutcome::Saved(page, slot, outcome));
+                    self.residency
+                        .ended(CommandOutcome::Saved(page, slot, outcome));
                 }
                 (PageOp::Trim(first, count), outcome) => {
-                    self.book
+                    self.residency
                         .ended(CommandOutcome::Trimmed(first, count, outcome));
                 }
             }
         }
         if any {
-            self.book.balance();
+            self.residency.balance();
             self.carry_out()?;
         }
         Ok(any)
@@ -391,28 +393,28 @@ impl Pager {
             self.read(pending)?;
         }
         if now >= self.ask_at && self.ram.is_connected() {
-            self.book.ask();
+            self.residency.ask();
             self.carry_out()?;
         }
-        if now >= self.trim_at && self.book.wants_to_trim() {
+        if now >= self.trim_at && self.residency.wants_to_trim() {
             self.trim_at = after(now, TRIM_PACE);
-            if !self.carrier.is_busy() {
-                self.book.trim();
+            if !self.page_io.is_busy() {
+                self.residency.trim();
                 self.carry_out()?;
             }
         }
-        self.watermark.look(now, &mut self.book, &self.ram);
+        self.watermark.look(now, &mut self.residency, &self.ram);
         Ok(())
     }
 
     fn retry(&mut self) {
         self.retry_at = Some(after(Nanos::now(), RETRY));
-        self.book.retry();
+        self.residency.retry();
     }
 
     /// Resumes the guest if the failed operations have been done.
     fn look_whether_to_resume(&mut self) {
-        let is_done = !self.book.is_in_trouble() && !self.carrier.is_busy();
+        let is_done = !self.residency.is_in_trouble() && !self.page_io.is_busy();
         // Without frames the guest is not resumed.
         if self.report.is_paused && is_done && self.frames.is_some() {
             self.report.is_paused = false;
@@ -426,7 +428,7 @@ impl Pager {
         is_busy |= self.take_ended()?;
         self.keep_time(now)?;
         self.look_whether_to_resume();
-        if let Some(end) = self.end.take_if(|_| !self.carrier.is_busy()) {
+        if let Some(end) = self.end.take_if(|_| !self.page_io.is_busy()) {
             // The receiver may have stopped waiting.
             let _ = end.send(());
         }
@@ -435,13 +437,13 @@ impl Pager {
 
     fn told(&mut self, message: Message) -> io::Result<()> {
         match message {
-            Message::Said(OwnerMessage(said)) => self.said(said),
+            Message::Owner(OwnerMessage(event)) => self.event(event),
             Message::SetLimit(limit) => {
-                self.book.set_limit(limit);
+                self.residency.set_limit(limit);
                 self.retry_if_paused();
             }
             Message::AddSlots(count) => {
-                self.book.add_slots(count);
+                self.residency.add_slots(count);
                 self.retry_if_paused();
             }
             Message::Report(reply) => reply.send(self.report()),
@@ -468,13 +470,13 @@ impl Pager {
     /// Returns the pager's state.
     pub fn report(&self) -> Report {
         Report {
-            limit: self.book.limit(),
-            present: self.book.present(),
-            slots: self.book.slots(),
-            tracked: self.book.tracked(),
-            free_slots: self.book.free_slots(),
-            counts: self.book.counts(),
-            traffic: self.carrier.traffic(),
+            limit: self.residency.limit(),
+            present: self.residency.present(),
+            slots: self.residency.slots(),
+            tracked: self.residency.tracked(),
+            free_slots: self.residency.free_slots(),
+            counts: self.residency.counts(),
+            traffic: self.page_io.traffic(),
             ..self.report
         }
     }
@@ -508,10 +510,10 @@ impl Poller for Pager {
     type Probe = AlwaysPoll;
 
     fn poll(&mut self, turn: &mut PollContext<'_>) -> Activity {
-        self.watermark.rise(&mut self.book, &self.ram);
+        self.watermark.rise(&mut self.residency, &self.ram);
         match self.turn(turn.now()) {
             Ok(true) => Activity::Busy,
-            Ok(false) if self.carrier.is_busy() => Activity::Waiting,
+            Ok(false) if self.page_io.is_busy() => Activity::Waiting,
             Ok(false) => Activity::Idle,
             Err(error) => {
                 self.end_of(&error);
@@ -527,16 +529,16 @@ impl Poller for Pager {
     }
 
     fn arm(&mut self, wakes: &mut Wakes) -> Result<(), ArmError> {
-        self.carrier.arm();
+        self.page_io.arm();
         self.scratch.clear();
         let guest = self.frames.as_ref().map(Frames::guest);
         self.scratch
             .extend(guest.map(|guest| guest.as_fd().as_raw_fd()));
-        self.carrier.wake_fds(&mut self.scratch);
+        self.page_io.wake_fds(&mut self.scratch);
         self.fds.clear();
         self.fds.extend(self.scratch.iter().map(|fd| (*fd, 0)));
         wakes.replace(&self.fds).map_err(|error| {
-            self.carrier.disarm();
+            self.page_io.disarm();
             ArmError::new(error)
         })
     }
@@ -544,20 +546,20 @@ impl Poller for Pager {
     /// Does not check for faults: a fault that waits makes the descriptor readable, whenever it
     /// came.
     fn has_work(&mut self) -> bool {
-        self.carrier.has_ended()
+        self.page_io.has_ended()
     }
 
     fn disarm(&mut self) {
-        self.carrier.disarm();
+        self.page_io.disarm();
     }
 
     fn deadline(&self) -> Option<Nanos> {
         let held = self.holds.deadline();
-        let asks = self.book.wants_to_ask() && self.ram.is_connected();
+        let asks = self.residency.wants_to_ask() && self.ram.is_connected();
         let ask = asks.then_some(self.ask_at);
         let look = self.watermark.deadline();
         let preventer = self.preventer.as_ref().and_then(Preventer::deadline);
-        let trim = self.book.wants_to_trim().then_some(self.trim_at);
+        let trim = self.residency.wants_to_trim().then_some(self.trim_at);
         let all = [held, self.retry_at, ask, look, preventer, trim];
         all.into_iter().flatten().min()
     }

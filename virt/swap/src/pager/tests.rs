@@ -49,11 +49,11 @@ fn a_pager_that_fails_keeps_its_descriptor_until_the_machine_has_ended() {
         preventer: None,
         images: Vec::new(),
     };
-    let door = DescriptorProbe {
+    let machine = DescriptorProbe {
         descriptor: Arc::clone(&descriptor),
         heard,
     };
-    let mut pager = match Pager::new(parts, Box::new(door)) {
+    let mut pager = match Pager::new(parts, Box::new(machine)) {
         Ok(pager) => pager,
         Err(error) => return eprintln!("skipped: {error}"),
     };

@@ -34,17 +34,17 @@ impl Default for Watermark {
 impl Watermark {
     /// Begins the reports if memory is short: at the beginning of each turn, before any other
     /// effect of it, so that the pages present determine whether the next request is reported.
-    pub fn rise(&mut self, book: &mut Residency, ram: &SwappedRam) {
-        if self.asked.reports() == Reports::Off && is_short(book, ram) {
-            self.choose(book, ram);
+    pub fn rise(&mut self, residency: &mut Residency, ram: &SwappedRam) {
+        if self.asked.reports() == Reports::Off && is_short(residency, ram) {
+            self.choose(residency, ram);
         }
     }
 
     /// Updates the mode if a check is due.
-    pub fn look(&mut self, now: Nanos, book: &mut Residency, ram: &SwappedRam) {
+    pub fn look(&mut self, now: Nanos, residency: &mut Residency, ram: &SwappedRam) {
         if now >= self.look_at {
             self.look_at = after(now, LOOK);
-            self.choose(book, ram);
+            self.choose(residency, ram);
         }
     }
 
@@ -58,16 +58,16 @@ impl Watermark {
         self.is_seen |= asked == self.asked;
     }
 
-    fn choose(&mut self, book: &mut Residency, ram: &SwappedRam) {
+    fn choose(&mut self, residency: &mut Residency, ram: &SwappedRam) {
         let old = self.asked.reports();
         let reports = match old {
-            _ if is_short(book, ram) => Reports::On,
-            Reports::On if book.present() < book.limit() / 2 => Reports::Draining,
+            _ if is_short(residency, ram) => Reports::On,
+            Reports::On if residency.present() < residency.limit() / 2 => Reports::Draining,
             Reports::Draining if self.is_seen => {
                 // Pages that have left memory come back when they are accessed; until then disks go
                 // on reporting.
-                book.forget_blocks();
-                match book.knows_no_disk() {
+                residency.forget_blocks();
+                match residency.knows_no_disk() {
                     true => Reports::Off,
                     false => old,
                 }
@@ -83,9 +83,9 @@ impl Watermark {
 }
 
 /// Returns whether pages may have to leave soon.
-fn is_short(book: &Residency, ram: &SwappedRam) -> bool {
-    let limit = book.limit();
-    limit < ram.pages() && book.present() > limit / 4 * 3
+fn is_short(residency: &Residency, ram: &SwappedRam) -> bool {
+    let limit = residency.limit();
+    limit < ram.pages() && residency.present() > limit / 4 * 3
 }
 
 #[cfg(test)]

@@ -79,7 +79,7 @@ impl Residency {
                     self.counts.discarded += 1;
                     self.pages.leave_place(page);
                 }
-                State::Soft => self.drop_discarded(page),
+                State::Unmapped => self.drop_discarded(page),
                 // It is being written: it is dropped once that has ended.
                 State::Saving => self.pages.discard_when_saved(page),
                 State::Resident if !self.question.has(page) => {

@@ -33,7 +33,7 @@ impl Residency {
                     self.pages.fill(page);
                     self.commands.push(Command::Show(page));
                 }
-                State::Soft | State::Saving => self.rescue(page, Some(Protection::Protected)),
+                State::Unmapped | State::Saving => self.rescue(page, Some(Protection::Protected)),
                 State::Resident if self.question.has(page) => {
                     waits += usize::from(self.waiters.add_op(op, page));
                 }
@@ -71,7 +71,7 @@ impl Residency {
         let mut waits = 0;
         for page in self.pages.backed_by_any(span.first, span.count) {
             match self.pages.state(page) {
-                State::Resident | State::Soft => self.pages.leave_place(page),
+                State::Resident | State::Unmapped => self.pages.leave_place(page),
                 State::Absent | State::Fetching => {
                     self.pages.mark_leaves_block(page);
                     self.bring(page, false, FaultOrigin::Device);
@@ -131,7 +131,7 @@ impl Residency {
     /// report shows that. The place of a page that is not in memory, or is being read, has its
     /// content, and no device has stored to it since it left.
     fn void_evidence(&mut self, page: Page) {
-        let is_in_memory = matches!(self.pages.state(page), State::Resident | State::Soft);
+        let is_in_memory = matches!(self.pages.state(page), State::Resident | State::Unmapped);
         if is_in_memory {
             self.pages.leave_place(page);
         }

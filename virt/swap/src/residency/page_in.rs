@@ -72,7 +72,7 @@ impl Residency {
     pub(super) fn bring(&mut self, page: Page, overwrites: bool, origin: FaultOrigin) {
         match self.pages.state(page) {
             State::Resident | State::Filling | State::Fetching => {}
-            State::Soft | State::Saving => self.rescue(page, None),
+            State::Unmapped | State::Saving => self.rescue(page, None),
             State::Absent if !self.has_room(origin) => self.room_queue.push(page, origin),
             State::Absent if self.pages.place(page) == Backing::Nowhere => self.bring_zeroes(page),
             State::Absent if overwrites && self.policy.reads_overwritten(origin) => {
@@ -114,14 +114,14 @@ impl Residency {
     pub(super) fn fetched(&mut self, page: Page, outcome: Result<u32, Errno>) {
         debug_assert_eq!(self.pages.state(page), State::Fetching);
         let place = self.pages.place(page);
-        let trouble = match outcome {
+        let reason = match outcome {
             Ok(crc) if crc == self.pages.crc(page) => None,
             Ok(_) => Some(PauseReason::Changed(place)),
             Err(errno) => Some(PauseReason::CannotFetch(place, errno)),
         };
-        if let Some(trouble) = trouble {
+        if let Some(reason) = reason {
             self.failures.fetch_failed(page);
-            self.commands.push(Command::Stop(trouble));
+            self.commands.push(Command::Stop(reason));
             return;
         }
         match place {

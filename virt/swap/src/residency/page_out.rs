@@ -102,8 +102,8 @@ impl Residency {
         } else if let Err(errno) = outcome {
             self.pages.save_failed(page);
             self.failures.save_failed();
-            let trouble = PauseReason::CannotSave(slot, errno);
-            self.commands.push(Command::Stop(trouble));
+            let reason = PauseReason::CannotSave(slot, errno);
+            self.commands.push(Command::Stop(reason));
         } else {
             self.counts.saved += 1;
             self.evict(page);
@@ -174,7 +174,7 @@ impl Residency {
 
     /// Returns the number of pages that should be leaving or unmapped, beyond those that are.
     fn lacks(&self) -> usize {
-        let leaving = self.pages.count(State::Soft) + self.pages.count(State::Saving);
+        let leaving = self.pages.count(State::Unmapped) + self.pages.count(State::Saving);
         self.reclaim.lacks(self.claimed(), leaving)
     }
 
@@ -182,7 +182,8 @@ impl Residency {
     pub fn wants_to_ask(&self) -> bool {
         let lacks = self.lacks();
         // A batch at a time, except for the last pages.
-        let is_batch = lacks >= self.reclaim.least_asked() || self.pages.count(State::Soft) == 0;
+        let is_batch =
+            lacks >= self.reclaim.least_asked() || self.pages.count(State::Unmapped) == 0;
         lacks > 0 && is_batch && !self.question.is_open() && self.pages.queued() > 0
     }
 

@@ -18,7 +18,7 @@ fn a_million_events_lose_no_byte() {
     if let Err(wrong) = world.run(events) {
         panic!("SWAP_SEED={seed}, after {} events: {wrong}", world.events);
     }
-    let counts = world.book.counts();
+    let counts = world.residency.counts();
     println!("{counts:?}");
     for (what, count) in [
         ("dropped to the disk", counts.dropped_to_disk),
@@ -40,30 +40,30 @@ fn a_million_events_lose_no_byte() {
 
 #[test]
 fn failed_trim_is_not_retried_and_its_slots_are_free() {
-    let mut book = Residency::new(PAGES, LIMIT, SLOTS);
-    book.pages.slots_mut().set_chunk(4);
-    book.trims_slots();
-    let leave_and_come_overwritten = |book: &mut Residency| {
-        all_leave(book, |_| false);
-        book.set_limit(LIMIT);
+    let mut residency = Residency::new(PAGES, LIMIT, SLOTS);
+    residency.pages.slots_mut().set_chunk(4);
+    residency.trims_slots();
+    let leave_and_come_overwritten = |residency: &mut Residency| {
+        all_leave(residency, |_| false);
+        residency.set_limit(LIMIT);
         for page in 0..8 {
-            book.fault_overwriting(Page(page));
+            residency.fault_overwriting(Page(page));
         }
-        book.take_commands();
+        residency.take_commands();
     };
     for page in 0..8 {
-        book.fault(Page(page), ReadAhead::InOrder);
+        residency.fault(Page(page), ReadAhead::InOrder);
     }
-    leave_and_come_overwritten(&mut book);
-    let free = book.free_slots();
-    book.trim();
-    assert_eq!(book.take_commands(), [Command::Trim(Slot(0), 8)]);
-    assert_eq!(book.free_slots(), free - 8);
-    assert!(!book.wants_to_trim());
-    book.ended(CommandOutcome::Trimmed(Slot(0), 8, Err(Errno(95))));
-    assert_eq!(book.free_slots(), free);
-    leave_and_come_overwritten(&mut book);
-    assert!(!book.wants_to_trim());
+    leave_and_come_overwritten(&mut residency);
+    let free = residency.free_slots();
+    residency.trim();
+    assert_eq!(residency.take_commands(), [Command::Trim(Slot(0), 8)]);
+    assert_eq!(residency.free_slots(), free - 8);
+    assert!(!residency.wants_to_trim());
+    residency.ended(CommandOutcome::Trimmed(Slot(0), 8, Err(Errno(95))));
+    assert_eq!(residency.free_slots(), free);
+    leave_and_come_overwritten(&mut residency);
+    assert!(!residency.wants_to_trim());
 }
 
 /// Policy that answers at random, and changes its answers soon.
@@ -90,11 +90,11 @@ impl IoPolicy for Fickle {
 fn a_policy_that_answers_anything_loses_no_byte() {
     for seed in 0..10 {
         let mut world = World::new(seed);
-        world.book.set_policy(Box::new(Fickle::default()));
+        world.residency.set_policy(Box::new(Fickle::default()));
         if let Err(wrong) = world.run(50_000) {
             panic!("seed {seed}, after {} events: {wrong}", world.events);
         }
-        let counts = world.book.counts();
+        let counts = world.residency.counts();
         assert!(counts.stale > 0 && counts.not_fetched > 0, "{counts:?}");
         let saved_and_dropped = counts.silent_writes > 0 && counts.dropped_to_disk > 0;
         assert!(saved_and_dropped, "{counts:?}");
@@ -136,22 +136,28 @@ impl IoPolicy for Control {
 #[test]
 fn a_control_that_reads_what_is_overwritten_counts_it_and_loses_nothing() {
     let mut world = World::new(1);
-    world.book.set_policy(Box::new(Control::READS));
+    world.residency.set_policy(Box::new(Control::READS));
     if let Err(wrong) = world.run(200_000) {
         panic!("after {} events: {wrong}", world.events);
     }
-    assert!(world.book.counts().stale > 10, "{:?}", world.book.counts());
+    assert!(
+        world.residency.counts().stale > 10,
+        "{:?}",
+        world.residency.counts()
+    );
 }
 
 #[test]
 fn a_control_that_saves_what_blocks_hold_counts_it_and_loses_nothing() {
     let mut world = World::new(1);
     // The same policy as `exitless-lab run --fault mapper:stale`.
-    world.book.set_policy(Box::new(Control::READS_AND_SAVES));
+    world
+        .residency
+        .set_policy(Box::new(Control::READS_AND_SAVES));
     if let Err(wrong) = world.run(100_000) {
         panic!("after {} events: {wrong}", world.events);
     }
-    let counts = world.book.counts();
+    let counts = world.residency.counts();
     assert_eq!(counts.dropped_to_disk, 0);
     assert!(counts.silent_writes > 100, "{counts:?}");
     let breaks = 1..counts.silent_writes;
@@ -160,51 +166,53 @@ fn a_control_that_saves_what_blocks_hold_counts_it_and_loses_nothing() {
 
 /// Evicts all pages. A page for which `is_clean` is false counts as stored to by a processor since
 /// it was write-protected.
-fn all_leave(book: &mut Residency, is_clean: impl Fn(Page) -> bool) {
-    book.set_limit(0);
+fn all_leave(residency: &mut Residency, is_clean: impl Fn(Page) -> bool) {
+    residency.set_limit(0);
     loop {
-        book.ask();
-        let commands = book.take_commands();
+        residency.ask();
+        let commands = residency.take_commands();
         if commands.is_empty() {
-            return assert_eq!(book.present(), 0);
+            return assert_eq!(residency.present(), 0);
         }
         for command in commands {
             match command {
-                Command::Ask(_) => book.answered(u32::MAX, 0),
+                Command::Ask(_) => residency.answered(u32::MAX, 0),
                 Command::Examine(page) => {
                     let seen = PageExamination {
                         is_clean: is_clean(page),
                         is_zero: false,
                         crc: 1,
                     };
-                    book.examined(page, seen);
+                    residency.examined(page, seen);
                 }
-                Command::Save(page, slot) => book.ended(CommandOutcome::Saved(page, slot, Ok(()))),
+                Command::Save(page, slot) => {
+                    residency.ended(CommandOutcome::Saved(page, slot, Ok(())))
+                }
                 _ => {}
             }
         }
-        book.balance();
+        residency.balance();
     }
 }
 
 /// Creates a book in which a disk has read these blocks, into pages from 0 on.
 fn with_blocks(numbers: &[u32]) -> Residency {
-    let mut book = Residency::new(PAGES, LIMIT, SLOTS);
+    let mut residency = Residency::new(PAGES, LIMIT, SLOTS);
     for (page, number) in (0..).zip(numbers) {
         let op = Op(page.into());
-        book.begin_read(op, &one(*number, page));
-        book.end_read(op, true);
+        residency.begin_read(op, &one(*number, page));
+        residency.end_read(op, true);
     }
-    book
+    residency
 }
 
 #[test]
 fn only_the_control_writes_block_backed_pages_and_breaks_their_order() {
     let all_are_clean = |_| true;
     for (numbers, breaks) in [([5, 6, 7, 8], 1), ([5, 7, 6, 8], 4), ([5, 6, 105, 106], 2)] {
-        let mut book = with_blocks(&numbers);
-        all_leave(&mut book, all_are_clean);
-        let counts = book.counts();
+        let mut residency = with_blocks(&numbers);
+        all_leave(&mut residency, all_are_clean);
+        let counts = residency.counts();
         assert_eq!(counts.dropped_to_disk, 4);
         assert_eq!((counts.silent_writes, counts.order_breaks), (0, 0));
 
@@ -239,17 +247,17 @@ fn only_the_control_writes_block_backed_pages_and_breaks_their_order() {
 fn beyond_the_sharers_of_a_block_writes_are_silent_unless_something_was_stored() {
     const MORE: u32 = 4;
     let numbers = [9; SHARERS + MORE as usize];
-    let mut book = with_blocks(&numbers);
+    let mut residency = with_blocks(&numbers);
     let last = SHARERS as u32 + MORE - 1;
     // A disk reads parts of blocks into one page, and a processor stores to another.
     let parts = Span {
         is_whole: false,
         ..one(3, last)
     };
-    book.begin_read(Op(100), &parts);
-    book.end_read(Op(100), true);
-    all_leave(&mut book, |page| page.0 + 1 != last);
-    let counts = book.counts();
+    residency.begin_read(Op(100), &parts);
+    residency.end_read(Op(100), true);
+    all_leave(&mut residency, |page| page.0 + 1 != last);
+    let counts = residency.counts();
     assert_eq!(counts.dropped_to_disk, SHARERS as u64);
     assert_eq!(counts.saved, u64::from(MORE));
     assert_eq!(counts.silent_writes, u64::from(MORE) - 2);
@@ -281,17 +289,17 @@ fn first_wrong(change: impl Fn(&mut World)) -> Option<(u64, u64, String)> {
 /// of the first time.
 #[test]
 fn a_page_unmapped_for_the_second_time_is_examined_once() {
-    let mut book = Residency::new(64, 32, 0);
-    let ask = |book: &mut Residency| {
-        book.ask();
-        let commands = book.take_commands();
+    let mut residency = Residency::new(64, 32, 0);
+    let ask = |residency: &mut Residency| {
+        residency.ask();
+        let commands = residency.take_commands();
         let [Command::Ask(asked)] = &commands[..] else {
             panic!("{commands:?}");
         };
         asked.clone()
     };
-    let examines = |book: &mut Residency| -> Vec<Page> {
-        let commands = book.take_commands().into_iter();
+    let examines = |residency: &mut Residency| -> Vec<Page> {
+        let commands = residency.take_commands().into_iter();
         let examined = commands.filter_map(|command| match command {
             Command::Examine(page) => Some(page),
             _ => None,
@@ -299,37 +307,38 @@ fn a_page_unmapped_for_the_second_time_is_examined_once() {
         examined.collect()
     };
     for page in 0..34 {
-        book.fault(Page(page), ReadAhead::InOrder);
+        residency.fault(Page(page), ReadAhead::InOrder);
     }
-    book.take_commands();
-    let first = ask(&mut book);
-    book.answered(u32::MAX, 0);
-    for page in examines(&mut book) {
+    residency.take_commands();
+    let first = ask(&mut residency);
+    residency.answered(u32::MAX, 0);
+    for page in examines(&mut residency) {
         let seen = PageExamination {
             is_clean: false,
             is_zero: false,
             crc: 1,
         };
-        book.examined(page, seen);
+        residency.examined(page, seen);
     }
     assert!(
-        book.take_commands()
+        residency
+            .take_commands()
             .contains(&Command::Stop(PauseReason::StoreFull))
     );
     // They come back, and are released again.
     for page in &first {
-        book.fault(*page, ReadAhead::InOrder);
+        residency.fault(*page, ReadAhead::InOrder);
     }
-    book.take_commands();
-    while ask(&mut book) != first {
-        book.answered(0, 0);
+    residency.take_commands();
+    while ask(&mut residency) != first {
+        residency.answered(0, 0);
     }
-    book.answered(u32::MAX, 0);
+    residency.answered(u32::MAX, 0);
     // And all of them have to leave.
-    book.set_limit(8);
-    book.add_slots(64);
-    book.retry();
-    let mut examined = examines(&mut book);
+    residency.set_limit(8);
+    residency.add_slots(64);
+    residency.retry();
+    let mut examined = examines(&mut residency);
     assert!(examined.contains(&first[0]), "{examined:?}");
     examined.sort();
     assert!(examined.is_sorted_by(|a, b| a < b), "{examined:?}");
@@ -357,33 +366,33 @@ fn an_address_that_is_taken_for_one_store_loses_stores() {
 
 #[test]
 fn processors_get_in_where_devices_wait_for_room() {
-    let mut book = Residency::new(PAGES, LIMIT, SLOTS);
+    let mut residency = Residency::new(PAGES, LIMIT, SLOTS);
     let all: Vec<_> = (0..PAGES).map(|page| (Page(page), false)).collect();
-    book.wanted(Ticket(1), &all);
-    let for_devices = book.present();
+    residency.wanted(Ticket(1), &all);
+    let for_devices = residency.present();
     assert!(for_devices < LIMIT + BATCH, "{for_devices}");
-    book.take_commands();
+    residency.take_commands();
     for page in (0..PAGES).rev() {
-        book.fault(Page(page), ReadAhead::InOrder);
+        residency.fault(Page(page), ReadAhead::InOrder);
     }
-    assert_eq!(book.present(), LIMIT + BATCH);
+    assert_eq!(residency.present(), LIMIT + BATCH);
     // The last page was the first that a processor asked for.
-    assert_eq!(book.look(Page(PAGES - 1)).0, State::Resident);
+    assert_eq!(residency.look(Page(PAGES - 1)).0, State::Resident);
 }
 
 /// Changes all blocks that back pages, `sharers` pages for each, while none of the pages is in
 /// memory; a fault at one of them comes meanwhile.
 fn change_all_blocks_at_once(sharers: u32) {
     let pages = PAGES as usize;
-    let mut book = Residency::new(PAGES, pages, SLOTS);
+    let mut residency = Residency::new(PAGES, pages, SLOTS);
     for page in 0..PAGES {
         let op = Op(page.into());
-        book.begin_read(op, &one(page / sharers, page));
-        book.end_read(op, true);
+        residency.begin_read(op, &one(page / sharers, page));
+        residency.end_read(op, true);
     }
-    assert_eq!(book.tracked(), pages);
-    all_leave(&mut book, |_| true);
-    book.set_limit(LIMIT);
+    assert_eq!(residency.tracked(), pages);
+    all_leave(&mut residency, |_| true);
+    residency.set_limit(LIMIT);
 
     let all = Span {
         count: PAGES / sharers,
@@ -391,15 +400,15 @@ fn change_all_blocks_at_once(sharers: u32) {
         ..one(0, 0)
     };
     let op = Op(1_000);
-    book.begin_write(op, &all);
-    let mut commands = VecDeque::from(book.take_commands());
+    residency.begin_write(op, &all);
+    let mut commands = VecDeque::from(residency.take_commands());
     // One of the last that would be fetched for the change.
     let wanted = Page(PAGES - 1);
     let is_its_fetch =
         |command: &Command| matches!(command, Command::Fetch(page, _) if *page == wanted);
     assert!(!commands.iter().any(is_its_fetch));
-    book.fault(wanted, ReadAhead::InOrder);
-    commands.extend(book.take_commands());
+    residency.fault(wanted, ReadAhead::InOrder);
+    commands.extend(residency.take_commands());
     assert!(commands.iter().any(is_its_fetch), "it waits for devices");
 
     let mut random = Random::new(sharers.into());
@@ -409,14 +418,14 @@ fn change_all_blocks_at_once(sharers: u32) {
     while !commands.is_empty() || !under_way.is_empty() {
         for command in std::mem::take(&mut commands) {
             match command {
-                Command::Ask(_) => book.answered(u32::MAX, 0),
+                Command::Ask(_) => residency.answered(u32::MAX, 0),
                 Command::Examine(page) => {
                     let seen = PageExamination {
                         is_clean: false,
                         is_zero: false,
                         crc: 2,
                     };
-                    book.examined(page, seen);
+                    residency.examined(page, seen);
                 }
                 Command::Fetch(page, place) => {
                     assert!(matches!(place, Backing::Block(_)), "{page:?} comes once");
@@ -428,27 +437,39 @@ fn change_all_blocks_at_once(sharers: u32) {
                 }
                 Command::Go(gone) => {
                     assert_eq!((gone, has_gone), (op, false));
-                    assert_eq!(book.tracked(), 0, "what depends on the blocks is not safe");
+                    assert_eq!(
+                        residency.tracked(),
+                        0,
+                        "what depends on the blocks is not safe"
+                    );
                     has_gone = true;
                 }
-                Command::Stop(trouble) => panic!("{trouble:?}"),
+                Command::Stop(reason) => panic!("{reason:?}"),
                 _ => {}
             }
-            assert!(book.present() <= LIMIT + BATCH, "{}", book.summary());
+            assert!(
+                residency.present() <= LIMIT + BATCH,
+                "{}",
+                residency.summary()
+            );
         }
         // Few enough that the owner is asked for others meanwhile.
         for _ in 0..under_way.len().min(4) {
             let at = random.below(under_way.len() as u64) as usize;
-            book.ended(under_way.swap_remove(at));
+            residency.ended(under_way.swap_remove(at));
         }
-        book.balance();
-        book.ask();
-        commands.extend(book.take_commands());
-        assert!(book.present() <= LIMIT + BATCH, "{}", book.summary());
+        residency.balance();
+        residency.ask();
+        commands.extend(residency.take_commands());
+        assert!(
+            residency.present() <= LIMIT + BATCH,
+            "{}",
+            residency.summary()
+        );
     }
-    assert!(has_gone, "{}", book.summary());
+    assert!(has_gone, "{}", residency.summary());
     assert_eq!(fetches, PAGES);
-    assert!(book.present() <= LIMIT, "{}", book.summary());
+    assert!(residency.present() <= LIMIT, "{}", residency.summary());
 }
 
 #[test]
@@ -461,20 +482,20 @@ fn a_change_of_all_blocks_brings_each_page_once_and_no_more_at_a_time_than_other
 #[test]
 fn a_change_of_more_blocks_than_there_are_pages_takes_as_long_as_there_are_pages() {
     for count in [PAGES, PAGES + 1, u32::MAX] {
-        let mut book = Residency::new(PAGES, LIMIT, SLOTS);
+        let mut residency = Residency::new(PAGES, LIMIT, SLOTS);
         let last = 100 + (count - 1).min(1 << 30);
         for (op, first, page) in [(1, 100, 1), (2, 99, 2), (3, last, 3)] {
-            book.begin_read(Op(op), &one(first, page));
-            book.end_read(Op(op), true);
+            residency.begin_read(Op(op), &one(first, page));
+            residency.end_read(Op(op), true);
         }
-        assert!(!book.knows_no_disk());
+        assert!(!residency.knows_no_disk());
         let discard = Span {
             count,
             pages: Vec::new(),
             ..one(100, 0)
         };
-        book.begin_write(Op(4), &discard);
-        let place = |page| book.look(Page(page)).1;
+        residency.begin_write(Op(4), &discard);
+        let place = |page| residency.look(Page(page)).1;
         assert_eq!(place(1), Backing::Nowhere);
         assert_eq!(place(2), Backing::Block(one(99, 2).first));
         assert_eq!(place(3), Backing::Nowhere);
@@ -493,16 +514,16 @@ fn one(number: u32, page: u32) -> Span {
 
 #[test]
 fn parts_of_blocks_stand_for_nothing() {
-    let mut book = Residency::new(PAGES, LIMIT, SLOTS);
+    let mut residency = Residency::new(PAGES, LIMIT, SLOTS);
     let parts = Span {
         pages: vec![Page(1), Page(2)],
         is_whole: false,
         ..one(5, 0)
     };
-    book.begin_read(Op(1), &parts);
-    book.end_read(Op(1), true);
-    assert!(book.knows_no_disk());
-    assert_eq!(book.look(Page(1)), (State::Resident, Backing::Nowhere));
+    residency.begin_read(Op(1), &parts);
+    residency.end_read(Op(1), true);
+    assert!(residency.knows_no_disk());
+    assert_eq!(residency.look(Page(1)), (State::Resident, Backing::Nowhere));
 }
 
 /// History of a page that equals block 7, before a request overlaps it.
@@ -512,41 +533,41 @@ enum Met {
     AskedFor,
     Discarded,
     DiscardedAndAskedFor,
-    Soft,
+    Unmapped,
     BeingExamined,
 }
 
 /// Creates a book in which page 0 equals block 7, and a request is about to overlap it.
 fn met(how: Met) -> Residency {
-    let mut book = Residency::new(PAGES, LIMIT, SLOTS);
-    book.begin_read(Op(1), &one(7, 0));
-    book.end_read(Op(1), true);
-    assert!(matches!(book.look(Page(0)).1, Backing::Block(_)));
+    let mut residency = Residency::new(PAGES, LIMIT, SLOTS);
+    residency.begin_read(Op(1), &one(7, 0));
+    residency.end_read(Op(1), true);
+    assert!(matches!(residency.look(Page(0)).1, Backing::Block(_)));
     match how {
         Met::Resident => {}
         Met::AskedFor => {
-            book.set_limit(0);
-            book.ask();
+            residency.set_limit(0);
+            residency.ask();
         }
         Met::Discarded => {
             // The owner is asked for another page first.
-            book.fault(Page(100), ReadAhead::Never);
-            book.discard(Ticket(1), &[Page(100)]);
-            book.discard(Ticket(2), &[Page(0)]);
+            residency.fault(Page(100), ReadAhead::Never);
+            residency.discard(Ticket(1), &[Page(100)]);
+            residency.discard(Ticket(2), &[Page(0)]);
         }
-        Met::DiscardedAndAskedFor => book.discard(Ticket(1), &[Page(0)]),
-        Met::Soft | Met::BeingExamined => {
-            book.set_limit(0);
-            book.ask();
-            if matches!(how, Met::Soft) {
-                book.set_limit(LIMIT);
+        Met::DiscardedAndAskedFor => residency.discard(Ticket(1), &[Page(0)]),
+        Met::Unmapped | Met::BeingExamined => {
+            residency.set_limit(0);
+            residency.ask();
+            if matches!(how, Met::Unmapped) {
+                residency.set_limit(LIMIT);
             }
-            book.answered(1, 0);
-            assert_eq!(book.look(Page(0)).0, State::Soft);
+            residency.answered(1, 0);
+            assert_eq!(residency.look(Page(0)).0, State::Unmapped);
         }
     }
-    book.take_commands();
-    book
+    residency.take_commands();
+    residency
 }
 
 /// By then the owner has cleared its record of the device's store to the page.
@@ -557,7 +578,7 @@ fn a_known_block_is_forgotten_once_a_request_began_also_if_it_never_goes_down() 
         Met::AskedFor,
         Met::Discarded,
         Met::DiscardedAndAskedFor,
-        Met::Soft,
+        Met::Unmapped,
         Met::BeingExamined,
     ];
     let mut kept = Vec::new();
@@ -566,20 +587,20 @@ fn a_known_block_is_forgotten_once_a_request_began_also_if_it_never_goes_down() 
             for is_whole in [true, false] {
                 // Block 7 itself too: a request that was cancelled has not written it.
                 for number in [7, 8] {
-                    let mut book = met(how);
+                    let mut residency = met(how);
                     let span = Span {
                         is_whole,
                         ..one(number, 0)
                     };
                     match is_read {
-                        true => book.begin_read(Op(2), &span),
-                        false => book.begin_write(Op(2), &span),
+                        true => residency.begin_read(Op(2), &span),
+                        false => residency.begin_write(Op(2), &span),
                     }
                     match is_read {
-                        true => book.end_read(Op(2), false),
-                        false => book.end_write(Op(2), false),
+                        true => residency.end_read(Op(2), false),
+                        false => residency.end_write(Op(2), false),
                     }
-                    if let Backing::Block(block) = book.look(Page(0)).1 {
+                    if let Backing::Block(block) = residency.look(Page(0)).1 {
                         kept.push((how, is_read, is_whole, number, block));
                     }
                 }
@@ -592,77 +613,77 @@ fn a_known_block_is_forgotten_once_a_request_began_also_if_it_never_goes_down() 
 /// No device has stored to it since it left, and no other copy of its content exists.
 #[test]
 fn a_page_that_has_left_for_a_block_is_still_there_after_a_write_of_it_was_cancelled() {
-    let mut book = met(Met::BeingExamined);
+    let mut residency = met(Met::BeingExamined);
     let seen = PageExamination {
         is_clean: true,
         is_zero: false,
         crc: 1,
     };
-    book.examined(Page(0), seen);
-    let place = book.look(Page(0)).1;
+    residency.examined(Page(0), seen);
+    let place = residency.look(Page(0)).1;
     assert_eq!(place, Backing::Block(one(7, 0).first));
-    book.set_limit(LIMIT);
-    book.begin_write(Op(2), &one(8, 0));
-    book.end_write(Op(2), false);
-    assert_eq!(book.look(Page(0)), (State::Fetching, place));
-    book.ended(CommandOutcome::Fetched(Page(0), Ok(1)));
-    assert_eq!(book.look(Page(0)), (State::Resident, place));
+    residency.set_limit(LIMIT);
+    residency.begin_write(Op(2), &one(8, 0));
+    residency.end_write(Op(2), false);
+    assert_eq!(residency.look(Page(0)), (State::Fetching, place));
+    residency.ended(CommandOutcome::Fetched(Page(0), Ok(1)));
+    assert_eq!(residency.look(Page(0)), (State::Resident, place));
 }
 
 #[test]
 fn blocks_are_forgotten_once_nothing_is_there_alone() {
-    let mut book = Residency::new(PAGES, LIMIT, SLOTS);
+    let mut residency = Residency::new(PAGES, LIMIT, SLOTS);
     let span = one(5, 7);
-    book.begin_read(Op(1), &span);
-    assert!(!book.knows_no_disk());
-    book.end_read(Op(1), true);
-    assert_eq!(book.look(Page(7)).1, Backing::Block(span.first));
-    assert!(!book.knows_no_disk());
-    assert!(book.forget_blocks());
-    assert_eq!(book.look(Page(7)).1, Backing::Nowhere);
-    assert!(book.knows_no_disk());
+    residency.begin_read(Op(1), &span);
+    assert!(!residency.knows_no_disk());
+    residency.end_read(Op(1), true);
+    assert_eq!(residency.look(Page(7)).1, Backing::Block(span.first));
+    assert!(!residency.knows_no_disk());
+    assert!(residency.forget_blocks());
+    assert_eq!(residency.look(Page(7)).1, Backing::Nowhere);
+    assert!(residency.knows_no_disk());
     // A page that has left memory has its content there alone.
-    book.begin_read(Op(2), &span);
-    book.end_read(Op(2), true);
-    book.set_limit(0);
-    book.ask();
-    book.answered(1, 0);
+    residency.begin_read(Op(2), &span);
+    residency.end_read(Op(2), true);
+    residency.set_limit(0);
+    residency.ask();
+    residency.answered(1, 0);
     let seen = PageExamination {
         is_clean: true,
         is_zero: false,
         crc: 1,
     };
-    book.examined(Page(7), seen);
+    residency.examined(Page(7), seen);
     let there_alone = (State::Absent, Backing::Block(span.first));
-    assert_eq!(book.look(Page(7)), there_alone);
-    assert!(!book.forget_blocks());
-    assert_eq!(book.look(Page(7)), there_alone);
+    assert_eq!(residency.look(Page(7)), there_alone);
+    assert!(!residency.forget_blocks());
+    assert_eq!(residency.look(Page(7)), there_alone);
 }
 
 /// Creates a book in which pages 0 to 39 are in memory, and which asks for none.
 fn with_forty_pages() -> Residency {
-    let mut book = Residency::new(64, 48, 64);
+    let mut residency = Residency::new(64, 48, 64);
     for page in 0..40 {
-        book.fault(Page(page), ReadAhead::InOrder);
+        residency.fault(Page(page), ReadAhead::InOrder);
     }
-    book.take_commands();
-    book
+    residency.take_commands();
+    residency
 }
 
 #[test]
 fn discarded_pages_leave_unwritten_and_the_ticket_is_done_after_the_last() {
-    let mut book = with_forty_pages();
+    let mut residency = with_forty_pages();
     let offered: Vec<Page> = (0..36).map(Page).collect();
-    book.discard(Ticket(1), &offered);
+    residency.discard(Ticket(1), &offered);
     // An absent page is processed at once, but not before the first discard.
-    book.discard(Ticket(2), &[Page(50), Page(3)]);
+    residency.discard(Ticket(2), &[Page(50), Page(3)]);
     assert_eq!(
-        book.take_commands(),
+        residency.take_commands(),
         [Command::Ask(offered[..BATCH].to_vec())]
     );
     // A device uses page 2.
-    book.answered(!(1 << 2), 0);
-    let commands = book.take_commands();
+    residency.answered(!(1 << 2), 0);
+    let commands = residency.take_commands();
     let gone = |page: u32| page != 2;
     let (first, second) = (0..32).filter(|page| gone(*page)).fold(
         (Vec::new(), Vec::new()),
@@ -674,43 +695,43 @@ fn discarded_pages_leave_unwritten_and_the_ticket_is_done_after_the_last() {
     );
     let rest = Command::Ask(offered[BATCH..].to_vec());
     assert_eq!(commands, [first, second, vec![rest]].concat());
-    book.answered(u32::MAX, 0);
-    let commands = book.take_commands();
+    residency.answered(u32::MAX, 0);
+    let commands = residency.take_commands();
     let ends = [Command::Done(Ticket(1)), Command::Done(Ticket(2))];
     assert!(commands.ends_with(&ends), "{commands:?}");
-    assert_eq!(book.look(Page(2)), (State::Resident, Backing::Nowhere));
-    assert_eq!(book.look(Page(35)), (State::Absent, Backing::Nowhere));
-    assert_eq!((book.present(), book.counts().discarded), (5, 35));
+    assert_eq!(residency.look(Page(2)), (State::Resident, Backing::Nowhere));
+    assert_eq!(residency.look(Page(35)), (State::Absent, Backing::Nowhere));
+    assert_eq!((residency.present(), residency.counts().discarded), (5, 35));
     // A page that stayed can be discarded again, or leave as others do.
-    book.discard(Ticket(3), &[Page(2)]);
-    assert_eq!(book.take_commands(), [Command::Ask(vec![Page(2)])]);
+    residency.discard(Ticket(3), &[Page(2)]);
+    assert_eq!(residency.take_commands(), [Command::Ask(vec![Page(2)])]);
 }
 
 #[test]
 fn a_slot_is_free_as_soon_as_the_guest_discards_its_page() {
-    let mut book = with_forty_pages();
-    book.set_limit(32);
-    book.ask();
-    let commands = book.take_commands();
+    let mut residency = with_forty_pages();
+    residency.set_limit(32);
+    residency.ask();
+    let commands = residency.take_commands();
     let [Command::Ask(asked)] = &commands[..] else {
         panic!("{commands:?}");
     };
     // A page that is already asked for keeps its content.
-    book.discard(Ticket(1), &asked[..1]);
-    assert_eq!(book.take_commands(), [Command::Done(Ticket(1))]);
-    book.answered(u32::MAX, 0);
+    residency.discard(Ticket(1), &asked[..1]);
+    assert_eq!(residency.take_commands(), [Command::Done(Ticket(1))]);
+    residency.answered(u32::MAX, 0);
     let mut saves = Vec::new();
-    for command in book.take_commands() {
+    for command in residency.take_commands() {
         if let Command::Examine(page) = command {
             let seen = PageExamination {
                 is_clean: false,
                 is_zero: false,
                 crc: 1,
             };
-            book.examined(page, seen);
+            residency.examined(page, seen);
         }
     }
-    for command in book.take_commands() {
+    for command in residency.take_commands() {
         if let Command::Save(page, slot) = command {
             saves.push((page, slot));
         }
@@ -718,33 +739,33 @@ fn a_slot_is_free_as_soon_as_the_guest_discards_its_page() {
     let [(saved, first), (saving, second), ..] = saves[..] else {
         panic!("{saves:?}");
     };
-    book.ended(CommandOutcome::Saved(saved, first, Ok(())));
-    book.take_commands();
-    let free = book.free_slots();
-    let soft = (0..40)
+    residency.ended(CommandOutcome::Saved(saved, first, Ok(())));
+    residency.take_commands();
+    let free = residency.free_slots();
+    let unmapped = (0..40)
         .map(Page)
-        .find(|page| book.look(*page).0 == State::Soft);
-    let soft = soft.expect("more than have to leave are let go");
-    book.discard(Ticket(2), &[saved, saving, soft]);
-    let commands = book.take_commands();
-    let told = [Command::Punch(soft), Command::Done(Ticket(2))];
+        .find(|page| residency.look(*page).0 == State::Unmapped);
+    let unmapped = unmapped.expect("more than have to leave are let go");
+    residency.discard(Ticket(2), &[saved, saving, unmapped]);
+    let commands = residency.take_commands();
+    let told = [Command::Punch(unmapped), Command::Done(Ticket(2))];
     assert_eq!(commands, told);
-    assert_eq!(book.free_slots(), free + 1);
-    book.ended(CommandOutcome::Saved(saving, second, Ok(())));
-    assert_eq!(book.take_commands(), [Command::Punch(saving)]);
-    assert_eq!(book.free_slots(), free + 2);
-    for page in [saved, saving, soft] {
-        assert_eq!(book.look(page), (State::Absent, Backing::Nowhere));
+    assert_eq!(residency.free_slots(), free + 1);
+    residency.ended(CommandOutcome::Saved(saving, second, Ok(())));
+    assert_eq!(residency.take_commands(), [Command::Punch(saving)]);
+    assert_eq!(residency.free_slots(), free + 2);
+    for page in [saved, saving, unmapped] {
+        assert_eq!(residency.look(page), (State::Absent, Backing::Nowhere));
     }
-    assert_eq!(book.counts().discarded, 3);
+    assert_eq!(residency.counts().discarded, 3);
 }
 
 #[test]
 fn pending_discards_are_answered_when_commands_are_no_longer_carried_out() {
-    let mut book = with_forty_pages();
-    book.discard(Ticket(1), &[Page(1)]);
-    book.discard(Ticket(2), &[Page(2)]);
-    assert_eq!(book.give_up_discards(), [Ticket(1), Ticket(2)]);
+    let mut residency = with_forty_pages();
+    residency.discard(Ticket(1), &[Page(1)]);
+    residency.discard(Ticket(2), &[Page(2)]);
+    assert_eq!(residency.give_up_discards(), [Ticket(1), Ticket(2)]);
 }
 
 /// Returns the pages that are fetched at the fault of the second of pages that lie in the store in
@@ -752,15 +773,15 @@ fn pending_discards_are_answered_when_commands_are_no_longer_carried_out() {
 #[test]
 fn the_store_is_read_ahead_when_it_is_gone_through_in_order_and_nothing_is_overwritten() {
     let fetched = |ahead| {
-        let mut book = Residency::new(PAGES, LIMIT, SLOTS);
+        let mut residency = Residency::new(PAGES, LIMIT, SLOTS);
         for page in 0..16 {
-            book.fault(Page(page), ReadAhead::InOrder);
+            residency.fault(Page(page), ReadAhead::InOrder);
         }
-        all_leave(&mut book, |_| false);
-        book.set_limit(LIMIT);
+        all_leave(&mut residency, |_| false);
+        residency.set_limit(LIMIT);
         [Page(0), Page(1)].map(|page| {
-            book.fault(page, ahead);
-            let commands = book.take_commands();
+            residency.fault(page, ahead);
+            let commands = residency.take_commands();
             let fetches = commands
                 .iter()
                 .filter(|command| matches!(command, Command::Fetch(..)));

@@ -287,16 +287,16 @@ pub enum Whereabouts {
 /// The pager's view of the machine, and the receivers of its reports.
 struct MachineHandle {
     owner: Handle<Request>,
-    troubles: Arc<Mutex<Sender<Option<PauseReason>>>>,
+    reasons: Arc<Mutex<Sender<Option<PauseReason>>>>,
     vcpu: Option<Vcpu>,
     pager: Arc<OnceLock<Handle<Message>>>,
 }
 
 impl MachineHandle {
-    fn tell(&self, trouble: Option<PauseReason>) {
-        let troubles = self.troubles.lock().unwrap_or_else(PoisonError::into_inner);
+    fn tell(&self, reason: Option<PauseReason>) {
+        let reasons = self.reasons.lock().unwrap_or_else(PoisonError::into_inner);
         // The test may not receive it.
-        let _ = troubles.send(trouble);
+        let _ = reasons.send(reason);
     }
 }
 
@@ -329,8 +329,8 @@ impl pager::Machine for MachineHandle {
         }
     }
 
-    fn pause(&self, trouble: PauseReason, _: &Report) {
-        self.tell(Some(trouble));
+    fn pause(&self, reason: PauseReason, _: &Report) {
+        self.tell(Some(reason));
     }
 
     fn resume(&self, _: &Report) {
@@ -349,7 +349,7 @@ pub struct Machine {
     pagemap: File,
     owner: Sidecore<Owner>,
     pager: Sidecore<Pager>,
-    troubles: Mutex<Receiver<Option<PauseReason>>>,
+    reasons: Mutex<Receiver<Option<PauseReason>>>,
 }
 
 impl Machine {
@@ -392,13 +392,13 @@ impl Machine {
             core.shares_cpu(true)
         };
         let owner = spawn("owner").spawn(vec![owner])?;
-        let (tell, troubles) = channel();
+        let (tell, reasons) = channel();
         let is_looked_at = vcpu.is_some();
         let is_only_counted = vcpu.as_ref().is_some_and(|vcpu| vcpu.is_only_counted);
         let own_handle = Arc::new(OnceLock::new());
-        let door = MachineHandle {
+        let machine = MachineHandle {
             owner: owner.handle(0),
-            troubles: Arc::new(Mutex::new(tell)),
+            reasons: Arc::new(Mutex::new(tell)),
             vcpu,
             pager: own_handle.clone(),
         };
@@ -411,7 +411,7 @@ impl Machine {
             preventer: is_looked_at.then_some((1, PATIENCE)),
             images,
         };
-        let mut pager = Pager::new(parts, Box::new(door))?;
+        let mut pager = Pager::new(parts, Box::new(machine))?;
         if files.trims {
             pager.trims_slots();
         }
@@ -428,7 +428,7 @@ impl Machine {
             pagemap: File::open("/proc/self/pagemap")?,
             owner,
             pager,
-            troubles: Mutex::new(troubles),
+            reasons: Mutex::new(reasons),
         })
     }
 
@@ -448,9 +448,9 @@ impl Machine {
     }
 
     /// Waits until the guest is paused, and returns the reason; or until it is resumed: `None`.
-    pub fn wait_for_trouble(&self) -> Option<PauseReason> {
-        let troubles = self.troubles.lock().unwrap_or_else(PoisonError::into_inner);
-        troubles.recv_timeout(PATIENCE).expect("it is told")
+    pub fn wait_for_pause(&self) -> Option<PauseReason> {
+        let reasons = self.reasons.lock().unwrap_or_else(PoisonError::into_inner);
+        reasons.recv_timeout(PATIENCE).expect("it is told")
     }
 
     /// Loads word `index` of a page, as a processor.

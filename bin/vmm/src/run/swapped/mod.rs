@@ -168,7 +168,7 @@ impl<F: Functions> Paging for Swapper<F> {
         };
         let control = pieces.control;
         let status = Arc::new(Status::default());
-        let door = MachineHandle {
+        let handle = MachineHandle {
             owner,
             pager: self.handle.clone(),
             vcpus: config.preventer.map_or(0, |(vcpus, _)| vcpus),
@@ -176,7 +176,7 @@ impl<F: Functions> Paging for Swapper<F> {
             names,
             status: status.clone(),
         };
-        let mut pager = Pager::new(parts, Box::new(door)).context("--resident")?;
+        let mut pager = Pager::new(parts, Box::new(handle)).context("--resident")?;
         pager.set_policy(composition.io_policy());
         if config.discards {
             pager.trims_slots();
@@ -219,7 +219,7 @@ impl<F: Functions> Paging for Swapper<F> {
         let (handle, names) = (self.handle.clone(), self.names.clone());
         Some(Box::new(move || {
             let report = handle.get()?.call(Message::Report).ok()?;
-            let pause_reason = report.last_pause.map(|trouble| names.say(trouble));
+            let pause_reason = report.last_pause.map(|reason| names.say(reason));
             Some(PagerStatus {
                 report,
                 pause_reason,
@@ -293,8 +293,8 @@ impl<F: Functions> pager::Machine for MachineHandle<F> {
         }
     }
 
-    fn pause(&self, trouble: PauseReason, report: &Report) {
-        let why = self.names.say(trouble);
+    fn pause(&self, reason: PauseReason, report: &Report) {
+        let why = self.names.say(reason);
         say!("paused: {why}\n  swap: {}", self.status.stands(report));
         // A vCPU that waits for a fault does not run either.
         self.control.pause(Duration::ZERO);

@@ -109,10 +109,10 @@ pub struct Names {
 
 impl Names {
     /// Returns the reason of a pause, and what to do.
-    pub fn say(&self, trouble: PauseReason) -> String {
+    pub fn say(&self, reason: PauseReason) -> String {
         let error = |errno: Errno| io::Error::from_raw_os_error(errno.0);
         let store = self.store.display();
-        match trouble {
+        match reason {
             PauseReason::StoreFull => format!("the swap store {store} is full: {}", self.remedy()),
             PauseReason::CannotSave(slot, errno) => format!(
                 "slot {} of the swap store {store} cannot be written: {}; {RETRIED}",
@@ -181,7 +181,7 @@ mod tests {
         };
         let slot = Slot(3);
         let block = Block { disk: 1, number: 7 };
-        for (trouble, words) in [
+        for (reason, words) in [
             (
                 PauseReason::StoreFull,
                 ["store /var/swap0 is full", "limit into /run/limit0"],
@@ -199,7 +199,7 @@ mod tests {
                 ["block 7 of disk b.raw does not hold", "tried again"],
             ),
         ] {
-            let said = names.say(trouble);
+            let said = names.say(reason);
             for word in words {
                 assert!(said.contains(word), "no {word:?} in: {said}");
             }

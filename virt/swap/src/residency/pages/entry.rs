@@ -50,7 +50,7 @@ pub enum State {
     /// that block's when it was last write-protected.
     Resident,
     /// In memory, but neither mapped nor shown: a second chance.
-    Soft,
+    Unmapped,
     /// As soft, and being written to its slot.
     Saving,
 }

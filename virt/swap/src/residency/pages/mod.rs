@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!          fetch               settle           unmap           save
-//!    ┌────────────▶ Fetching ────────┐     ┌────────────▶ Soft ──────▶ Saving
+//!    ┌────────────▶ Fetching ────────┐     ┌────────────▶ Unmapped ──────▶ Saving
 //!    │     fill                settle▼     │                │◀───────────┤ save_failed
 //!  Absent ────────▶ Filling ───────▶ Resident               │            │
 //!    │▲                settle        ▲  ▲  │     settle     │            │
@@ -12,7 +12,7 @@
 //!
 //!  Resident: queued ── next_resident, discard_when_released ──▶ taken ── unmap, evict
 //!              ▲────────────────────── keep ──────────────────────┘
-//!  Soft:     queued ── next_soft ──▶ being examined ── save, evict, settle
+//!  Unmapped:     queued ── next_soft ──▶ being examined ── save, evict, settle
 //!              ▲── save, without a slot ─┘
 //! ```
 //! Only a resident page that was taken from its queue, and that the owner has released, is unmapped
@@ -42,7 +42,7 @@ pub struct Pages {
     /// Resident pages, except those that were taken for the owner: the longest resident first.
     resident: Queue,
     /// Unmapped pages, except those that are being examined.
-    soft: Queue,
+    unmapped: Queue,
     /// Number of examinations that have not been answered.
     examining: usize,
     blocks: Blocks,
@@ -75,7 +75,7 @@ impl Pages {
             entries: vec![Entry::NEW; pages as usize].into(),
             in_state,
             resident: Queue::EMPTY,
-            soft: Queue::EMPTY,
+            unmapped: Queue::EMPTY,
             examining: 0,
             blocks: Blocks::new(pages as usize),
             slots: all,
@@ -176,7 +176,7 @@ impl Pages {
     pub fn settle(&mut self, page: Page) {
         debug_assert_ne!(self.state(page), State::Resident);
         match self.state(page) {
-            State::Soft => self.leave_soft_queue(page),
+            State::Unmapped => self.leave_unmapped_queue(page),
             State::Saving => {
                 // The slot is freed when it has been written.
                 let entry = self.entry_mut(page);
@@ -219,13 +219,13 @@ impl Pages {
     /// Makes a page that the owner has released unmapped.
     pub fn unmap(&mut self, page: Page) {
         debug_assert_eq!(self.state(page), State::Resident);
-        self.change(page, State::Soft);
-        self.soft.push_back(&mut self.entries, page);
+        self.change(page, State::Unmapped);
+        self.unmapped.push_back(&mut self.entries, page);
     }
 
     /// Takes the page that has been unmapped for longest, to be examined.
     pub fn next_soft(&mut self) -> Option<Page> {
-        let page = self.soft.pop_front(&mut self.entries)?;
+        let page = self.unmapped.pop_front(&mut self.entries)?;
         self.examining += 1;
         Some(page)
     }
@@ -234,20 +234,20 @@ impl Pages {
     /// that came back meanwhile may be changing.
     pub fn examined(&mut self, page: Page, crc: u32) -> bool {
         self.examining -= 1;
-        let is_soft = self.state(page) == State::Soft;
-        if is_soft {
+        let is_unmapped = self.state(page) == State::Unmapped;
+        if is_unmapped {
             self.entry_mut(page).set_crc(crc);
         }
-        is_soft
+        is_unmapped
     }
 
     /// Unlinks a page that has been examined from its place, and takes a slot for it, which is
     /// returned. Without a free slot it is the first to be examined again.
     pub fn save(&mut self, page: Page) -> Option<Slot> {
-        debug_assert_eq!(self.state(page), State::Soft);
+        debug_assert_eq!(self.state(page), State::Unmapped);
         self.leave_place(page);
         let Some(slot) = self.slots.take(page) else {
-            self.soft.push_front(&mut self.entries, page);
+            self.unmapped.push_front(&mut self.entries, page);
             return None;
         };
         self.entry_mut(page).set_place(Backing::Slot(slot));
@@ -259,8 +259,8 @@ impl Pages {
     pub fn save_failed(&mut self, page: Page) {
         debug_assert_eq!(self.state(page), State::Saving);
         self.leave_place(page);
-        self.change(page, State::Soft);
-        self.soft.push_front(&mut self.entries, page);
+        self.change(page, State::Unmapped);
+        self.unmapped.push_front(&mut self.entries, page);
     }
 
     /// Returns whether the page is being written to this slot, and has not come back since.
@@ -276,16 +276,16 @@ impl Pages {
     /// Makes a page that no vCPU and no device reaches absent.
     pub fn evict(&mut self, page: Page) {
         match self.state(page) {
-            State::Soft => self.leave_soft_queue(page),
+            State::Unmapped => self.leave_unmapped_queue(page),
             state => debug_assert!(matches!(state, State::Resident | State::Saving)),
         }
         self.change(page, State::Absent);
     }
 
     /// Removes the page from the queue; one that is being examined is in no queue.
-    fn leave_soft_queue(&mut self, page: Page) {
+    fn leave_unmapped_queue(&mut self, page: Page) {
         if self.entry(page).has(Mark::Queued) {
-            self.soft.remove(&mut self.entries, page);
+            self.unmapped.remove(&mut self.entries, page);
         }
     }
 }
@@ -372,7 +372,8 @@ impl Pages {
     /// they were.
     pub fn leave_all_blocks(&mut self) -> bool {
         let is_backed = |entry: &Entry| matches!(entry.place(), Backing::Block(_));
-        let is_in_memory = |entry: &Entry| matches!(entry.state(), State::Resident | State::Soft);
+        let is_in_memory =
+            |entry: &Entry| matches!(entry.state(), State::Resident | State::Unmapped);
         if !self
             .entries
             .iter()

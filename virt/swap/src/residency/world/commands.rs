@@ -10,11 +10,11 @@ fn wrong(what: &str, page: Page, frame: Frame) -> Checked {
 impl World {
     /// Carries out the book's commands; between any two of them the guest acts.
     pub(super) fn carry_out(&mut self, phase: Phase) -> Checked {
-        let mut commands: VecDeque<Command> = self.book.take_commands().into();
+        let mut commands: VecDeque<Command> = self.residency.take_commands().into();
         while let Some(command) = commands.pop_front() {
             self.command(command)?;
             // Commands that result from an examination follow those already issued.
-            commands.extend(self.book.take_commands());
+            commands.extend(self.residency.take_commands());
             // A store that clears an absent page is one step with the zeroes that come.
             if self.random.chance(0.3) {
                 self.guest(phase)?;
@@ -54,8 +54,8 @@ impl World {
             Command::Done(ticket) => self.done(ticket)?,
             Command::Go(op) => self.go(op.0)?,
             // Only the guest's disks change the image.
-            Command::Stop(trouble @ PauseReason::Changed(_)) if !self.is_naive => {
-                return Err(format!("what comes is not what left: {trouble:?}"));
+            Command::Stop(reason @ PauseReason::Changed(_)) if !self.is_naive => {
+                return Err(format!("what comes is not what left: {reason:?}"));
             }
             Command::Stop(_) => self.is_stopped = true,
         }
@@ -75,9 +75,9 @@ impl World {
         let Some(content) = frame.content else {
             return wrong("examined without memory", page, frame);
         };
-        let place = self.book.look(page).1;
-        let before = self.book.counts().silent_writes;
-        self.book.examined(
+        let place = self.residency.look(page).1;
+        let before = self.residency.counts().silent_writes;
+        self.residency.examined(
             page,
             PageExamination {
                 is_clean: frame.is_clean,
@@ -86,7 +86,7 @@ impl World {
             },
         );
         if let Backing::Block(block) = place
-            && self.book.counts().silent_writes > before
+            && self.residency.counts().silent_writes > before
             && self.image[block.number as usize] != content
         {
             return wrong("no block holds it", page, frame);

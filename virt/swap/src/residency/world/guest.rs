@@ -13,7 +13,7 @@ impl World {
 
     /// Reads a page, as a processor or a device.
     pub(super) fn find(&mut self, page: Page, who: &str) -> Checked {
-        let look = self.book.look(page);
+        let look = self.residency.look(page);
         let frame = self.frame(page);
         let Some(found) = frame.content else {
             return Err(format!("{who} finds no memory at {page:?}: {look:?}"));

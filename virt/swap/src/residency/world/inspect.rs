@@ -11,7 +11,7 @@ impl Residency {
         format!(
             "{} present, {} soft, {} being examined, {} being saved, {} wait for room, {:?}, {} slots free, {:?}",
             self.present(),
-            self.pages.count(State::Soft),
+            self.pages.count(State::Unmapped),
             self.pages.examining(),
             self.pages.count(State::Saving),
             self.room_queue.len(),
@@ -28,7 +28,7 @@ impl Residency {
             State::Fetching,
             State::Filling,
             State::Resident,
-            State::Soft,
+            State::Unmapped,
             State::Saving,
         ] {
             let all = (0..self.pages.len()).map(Page);

@@ -91,7 +91,7 @@ enum Phase {
 
 pub(super) struct World {
     random: Random,
-    pub(super) book: Residency,
+    pub(super) residency: Residency,
     frames: Vec<Frame>,
     image: Vec<Content>,
     store: Vec<Content>,
@@ -151,12 +151,12 @@ impl World {
             lent: 0,
             truth: Truth::Known(0),
         };
-        let mut book = Residency::new(PAGES, LIMIT, SLOTS);
-        book.pages.slots_mut().set_chunk(4);
-        book.trims_slots();
+        let mut residency = Residency::new(PAGES, LIMIT, SLOTS);
+        residency.pages.slots_mut().set_chunk(4);
+        residency.trims_slots();
         Self {
             random: Random::new(seed),
-            book,
+            residency,
             frames: vec![frame; PAGES as usize],
             image: (1..=Content::from(BLOCKS)).collect(),
             store: vec![0; 2 * SLOTS],
@@ -231,7 +231,7 @@ impl World {
         let mut in_memory = 0;
         for number in 0..PAGES {
             let page = Page(number);
-            let (state, place) = self.book.look(page);
+            let (state, place) = self.residency.look(page);
             let frame = self.frames[number as usize];
             in_memory += usize::from(state != State::Absent);
             if state != State::Absent {
@@ -251,14 +251,14 @@ impl World {
                 ));
             }
         }
-        if in_memory != self.book.present() || in_memory > self.highest + BATCH {
+        if in_memory != self.residency.present() || in_memory > self.highest + BATCH {
             return Err(format!(
                 "{in_memory} pages in memory, {} counted",
-                self.book.present()
+                self.residency.present()
             ));
         }
-        self.book.check_states()?;
-        self.book
+        self.residency.check_states()?;
+        self.residency
             .check_slots(self.writing.iter().map(|(_, slot)| *slot))
     }
 
@@ -269,7 +269,7 @@ impl World {
             let frame = self.frame(Page(number));
             frame.content = Some(content);
             frame.now_holds(content);
-            self.book.adopt(Page(number));
+            self.residency.adopt(Page(number));
         }
         self.carry_out(Phase::Fill)?;
         let phases = [Phase::Fill, Phase::Fragment, Phase::Clear];
@@ -280,11 +280,11 @@ impl World {
                 self.pager(phase)?;
             }
             if self.random.chance(0.1) {
-                self.book.ask();
+                self.residency.ask();
                 self.carry_out(phase)?;
             }
             if self.random.chance(0.1) {
-                self.book.trim();
+                self.residency.trim();
                 self.carry_out(phase)?;
             }
             if self.random.chance(0.02) {
@@ -293,7 +293,7 @@ impl World {
             if self.random.below(5_000) == 0 {
                 self.limit = 24 + self.random.below(96) as usize;
                 self.highest = self.highest.max(self.limit);
-                self.book.set_limit(self.limit);
+                self.residency.set_limit(self.limit);
                 self.carry_out(phase)?;
             }
             if self.random.below(20_000) == 0 {
@@ -324,7 +324,7 @@ impl World {
                 || !self.writing.is_empty()
                 || !self.trimming.is_empty()
                 || self.is_stopped
-                || self.book.present() > self.limit;
+                || self.residency.present() > self.limit;
             if !waits {
                 return self.check();
             }
@@ -336,7 +336,7 @@ impl World {
                 self.go_on()?;
             }
             self.pager(Phase::Fill)?;
-            self.book.ask();
+            self.residency.ask();
             self.carry_out(Phase::Fill)?;
             self.held.clear();
         }
@@ -345,7 +345,7 @@ impl World {
             self.faults,
             self.tickets,
             self.ops,
-            self.book.summary()
+            self.residency.summary()
         ))
     }
 }

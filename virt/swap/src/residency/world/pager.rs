@@ -53,9 +53,9 @@ impl World {
         if let Some(page) = self.clearing.pop() {
             // Only a store to an absent page is made by the pager; otherwise the processor makes
             // it.
-            if self.book.look(page).0 == State::Absent && !self.frame(page).is_mapped {
-                self.book.fault_overwriting(page);
-                if self.book.look(page).0 == State::Resident {
+            if self.residency.look(page).0 == State::Absent && !self.frame(page).is_mapped {
+                self.residency.fault_overwriting(page);
+                if self.residency.look(page).0 == State::Resident {
                     // In one step with the zeroes of the page.
                     self.frame(page).now_holds(0);
                 }
@@ -66,29 +66,29 @@ impl World {
                 true => ReadAhead::InOrder,
                 false => ReadAhead::Always,
             };
-            self.book.fault(page, ahead);
+            self.residency.fault(page, ahead);
         }
     }
 
     fn owner_reports(&mut self) -> Checked {
         match self.owner_events.pop_front() {
-            Some(OwnerEvent::Answer { gone, written }) => self.book.answered(gone, written),
-            Some(OwnerEvent::Wants(ticket, pages)) => self.book.wanted(ticket, &pages),
-            Some(OwnerEvent::Offers(ticket, pages)) => self.book.discard(ticket, &pages),
+            Some(OwnerEvent::Answer { gone, written }) => self.residency.answered(gone, written),
+            Some(OwnerEvent::Wants(ticket, pages)) => self.residency.wanted(ticket, &pages),
+            Some(OwnerEvent::Offers(ticket, pages)) => self.residency.discard(ticket, &pages),
             Some(OwnerEvent::Begin(Op(number))) => {
                 let ops = self.ops.get(&number);
                 let op = ops.or(self.cancelled.get(&number)).expect("reported");
                 match op.is_read() {
-                    true => self.book.begin_read(Op(number), &op.span),
-                    false => self.book.begin_write(Op(number), &op.span),
+                    true => self.residency.begin_read(Op(number), &op.span),
+                    false => self.residency.begin_write(Op(number), &op.span),
                 }
             }
             Some(OwnerEvent::End(op, is_good)) => {
                 self.forget_cancelled(op);
                 // The book must still know the operation.
-                match self.book.is_read(op) {
-                    Some(true) => self.book.end_read(op, is_good),
-                    Some(false) => self.book.end_write(op, is_good),
+                match self.residency.is_read(op) {
+                    Some(true) => self.residency.end_read(op, is_good),
+                    Some(false) => self.residency.end_write(op, is_good),
                     None => return Err(format!("{op:?} is not known")),
                 }
             }
@@ -115,8 +115,8 @@ impl World {
             true => Err(Errno(5)),
             false => Ok(content as u32),
         };
-        self.book.ended(CommandOutcome::Fetched(page, outcome));
-        self.book.balance();
+        self.residency.ended(CommandOutcome::Fetched(page, outcome));
+        self.residency.balance();
         Ok(())
     }
 
@@ -130,8 +130,9 @@ impl World {
             self.store[slot.0 as usize] = 9;
         }
         let outcome = if fails { Err(Errno(5)) } else { Ok(()) };
-        self.book.ended(CommandOutcome::Saved(page, slot, outcome));
-        self.book.balance();
+        self.residency
+            .ended(CommandOutcome::Saved(page, slot, outcome));
+        self.residency.balance();
     }
 
     fn trim_ends(&mut self) {
@@ -140,18 +141,18 @@ impl World {
         let slots = first.0 as usize..(first.0 + count) as usize;
         self.store[slots].fill(Content::MAX);
         // A refused trim would be the last one.
-        self.book
+        self.residency
             .ended(CommandOutcome::Trimmed(first, count, Ok(())));
-        self.book.balance();
+        self.residency.balance();
         self.trims += 1;
     }
 
     fn retry(&mut self) {
         self.is_stopped = false;
-        if self.book.free_slots() == 0 {
-            self.book.add_slots(1);
+        if self.residency.free_slots() == 0 {
+            self.residency.add_slots(1);
             self.store.push(0);
         }
-        self.book.retry();
+        self.residency.retry();
     }
 }
