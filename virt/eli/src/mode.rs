@@ -113,7 +113,7 @@ const EXTERNALS: usize = 16;
 /// The mode machine of one guest processor.
 #[derive(Clone, Debug)]
 pub struct Core {
-    ways: DirectModes,
+    direct_modes: DirectModes,
     /// The guest's vectors at the real local APIC.
     aliases: Aliases,
     /// The guest's spurious vector.
@@ -151,9 +151,9 @@ pub struct Core {
 impl Core {
     /// A processor that has taken nothing yet, and whose guest has no table yet.
     #[must_use]
-    pub fn new(ways: DirectModes) -> Self {
+    pub fn new(direct_modes: DirectModes) -> Self {
         Self {
-            ways,
+            direct_modes,
             aliases: Aliases::default(),
             spurious: SPURIOUS,
             engaged: false,
@@ -246,8 +246,9 @@ impl Core {
     /// What is a vector's own at the real local APIC stays, since messages with it may be under
     /// way; nothing may be in service there.
     pub fn reset(&mut self) {
-        let (ways, aliases, counts) = (self.ways, self.aliases.clone(), self.counts);
-        *self = Self::new(ways);
+        let (direct_modes, aliases, counts) =
+            (self.direct_modes, self.aliases.clone(), self.counts);
+        *self = Self::new(direct_modes);
         (self.aliases, self.counts) = (aliases, counts);
     }
 
@@ -377,7 +378,7 @@ impl Core {
     /// An EOI ends the *highest* in service, and a vector that was taken inside another's window is
     /// the higher one. So the newest come first: the other way round the wrong one is ended and the
     /// device's stays in service for ever (bug 3).
-    pub fn took(
+    pub fn acknowledge(
         &mut self,
         taken: &[Acknowledged],
         mut real: VectorSet,
@@ -385,12 +386,12 @@ impl Core {
     ) {
         let older = self.externals_len;
         for one in taken.iter().rev() {
-            let (vector, handed) = self.took_one(*one, &mut real, older);
-            each(vector, handed);
+            let (vector, disposition) = self.acknowledge_one(*one, &mut real, older);
+            each(vector, disposition);
         }
     }
 
-    fn took_one(
+    fn acknowledge_one(
         &mut self,
         taken: Acknowledged,
         real: &mut VectorSet,
@@ -510,7 +511,7 @@ impl Core {
         let direct = self.may_be_direct() && !cpu.stepping && !self.opens_now(cpu);
         let mut plan = EntryControls {
             direct,
-            eoi_exits: !(direct && self.ways.completion),
+            eoi_exits: !(direct && self.direct_modes.completion),
             limit: self.guest_limit,
             inject: None,
             window: false,
@@ -543,7 +544,7 @@ impl Core {
             && self.requested.is_empty()
             && self.in_service.is_empty()
             && self.owed.is_empty();
-        self.ways.delivery && self.engaged && !self.suspended && quiet
+        self.direct_modes.delivery && self.engaged && !self.suspended && quiet
     }
 
     /// The entry begins with an INT instruction's event, whose gate must stay open for it.

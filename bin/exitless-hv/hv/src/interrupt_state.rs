@@ -56,9 +56,9 @@ pub struct Interrupts {
 
 impl Interrupts {
     /// Creates the state of a guest that is yet to be entered.
-    pub fn new(ways: DirectModes) -> Self {
+    pub fn new(direct_modes: DirectModes) -> Self {
         Self {
-            core: Core::new(ways),
+            core: Core::new(direct_modes),
             lapic: Lapic::new(),
             device: VectorSet::EMPTY,
             block: VectorSet::EMPTY,
@@ -222,7 +222,7 @@ impl Interrupts {
         let (device, timer) = (self.device, self.lapic.timer_vector());
         let (mut has_tick, mut has_completion) = (false, false);
         self.core
-            .took(taken, real, |vector, Disposition { eois, to }| {
+            .acknowledge(taken, real, |vector, Disposition { eois, to }| {
                 (0..eois).for_each(|_| apic::eoi());
                 match to {
                     Some(Source::Tick) => {

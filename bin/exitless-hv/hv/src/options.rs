@@ -58,7 +58,7 @@ impl Mode {
     }
 
     /// Returns the mode for the mode machine.
-    pub const fn ways(self) -> DirectModes {
+    pub const fn direct_modes(self) -> DirectModes {
         DirectModes {
             delivery: !matches!(self, Self::Baseline | Self::Poll),
             completion: matches!(self, Self::Eli | Self::EliTimer | Self::Elvis),
@@ -185,8 +185,8 @@ impl Options {
             "trace" => self.trace = value.parse().ok()?,
             "defend" => self.defend = Defences::parse(value)?,
             "critical" => {
-                let ways = [Critical::Limit, Critical::Nmi, Critical::Core];
-                self.critical = ways.into_iter().find(|way| way.name() == value)?;
+                let direct_modes = [Critical::Limit, Critical::Nmi, Critical::Core];
+                self.critical = direct_modes.into_iter().find(|way| way.name() == value)?;
             }
             "linger" => self.linger = value.parse().ok()?,
             "assign" => {

@@ -22,7 +22,7 @@ pub struct Fault {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reflection {
     /// A real interrupt, acknowledged, by its vector at the real local APIC: to be handed to
-    /// [`Core::took`].
+    /// [`Core::acknowledge`].
     Interrupt(Vector),
     /// An INT instruction whose gate is hidden from it: to be injected, with the instruction
     /// pointer behind the instruction.

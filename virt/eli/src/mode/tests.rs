@@ -96,11 +96,13 @@ const fn external(vector: Vector) -> Acknowledged {
 }
 
 /// What becomes of them, with those in service that are.
-fn took(core: &mut Core, taken: &[Acknowledged]) -> Vec<(Vector, Disposition)> {
+fn acknowledge(core: &mut Core, taken: &[Acknowledged]) -> Vec<(Vector, Disposition)> {
     let real = taken.iter().filter(|one| one.in_service);
     let real = real.map(|one| one.vector).collect();
     let mut heard = Vec::new();
-    core.took(taken, real, |vector, handed| heard.push((vector, handed)));
+    core.acknowledge(taken, real, |vector, disposition| {
+        heard.push((vector, disposition))
+    });
     heard
 }
 
@@ -134,23 +136,26 @@ const fn present(privilege: u8) -> Gate {
 #[test]
 fn bug_2_an_8259s_interrupt_is_never_in_service_at_the_local_apic() {
     let mut core = engaged();
-    assert_eq!(took(&mut core, &[external(0x38)]), [(0x38, guests(0))]);
+    assert_eq!(
+        acknowledge(&mut core, &[external(0x38)]),
+        [(0x38, guests(0))]
+    );
     assert_eq!(injected(&mut core, &[]), Some(0x38));
     assert_eq!(core.in_service(set(&[])), set(&[]));
     assert_eq!(core.guest_eoi(set(&[])), ended(0, EoiOutcome::Nothing));
     // A lower class is not blocked.
-    took(&mut core, &[edge(0x21)]);
+    acknowledge(&mut core, &[edge(0x21)]);
     assert_eq!(injected(&mut core, &[]), Some(0x21));
     // No task priority blocks it either.
     core.set_task_priority(0xff);
-    took(&mut core, &[external(0x38)]);
+    acknowledge(&mut core, &[external(0x38)]);
     assert_eq!(injected(&mut core, &[]), Some(0x38));
 }
 
 #[test]
 fn bug_3_the_newest_is_ended_first() {
     let mut core = engaged();
-    let heard = took(&mut core, &[edge(0x41), edge(0x61), edge(0xf1)]);
+    let heard = acknowledge(&mut core, &[edge(0x41), edge(0x61), edge(0xf1)]);
     let tick = Disposition {
         eois: 1,
         to: Some(Source::Tick),
@@ -161,7 +166,7 @@ fn bug_3_the_newest_is_ended_first() {
 #[test]
 fn an_eoi_that_is_due_below_a_level_triggered_one_comes_with_that_ones() {
     let mut core = engaged();
-    let heard = took(&mut core, &[edge(0x41), level(0x92), edge(0xf1)]);
+    let heard = acknowledge(&mut core, &[edge(0x41), level(0x92), edge(0xf1)]);
     let eois: Vec<_> = heard.iter().map(|heard| heard.1.eois).collect();
     assert_eq!(eois, [1, 0, 0]);
     assert_eq!(injected(&mut core, &[0x41, 0x92]), Some(0x92));
@@ -177,7 +182,7 @@ fn an_eoi_that_is_due_below_a_level_triggered_one_comes_with_that_ones() {
 #[test]
 fn bug_5_a_level_triggered_one_is_ended_when_the_guest_ends_it() {
     let mut core = engaged();
-    assert_eq!(took(&mut core, &[level(0x52)]), [(0x52, guests(0))]);
+    assert_eq!(acknowledge(&mut core, &[level(0x52)]), [(0x52, guests(0))]);
     // Not in direct mode, in which the EOI would not exit.
     assert!(!core.plan(MASKED, set(&[0x52])).direct);
     assert_eq!(injected(&mut core, &[0x52]), Some(0x52));
@@ -189,7 +194,7 @@ fn bug_5_a_level_triggered_one_is_ended_when_the_guest_ends_it() {
 #[test]
 fn bug_7_reads_show_what_is_virtual_and_not_what_is_owed() {
     let mut core = engaged();
-    took(&mut core, &[edge(0x71), level(0x92)]);
+    acknowledge(&mut core, &[edge(0x71), level(0x92)]);
     let real = set(&[0x71, 0x92]);
     assert_eq!(core.requested(), set(&[0x71, 0x92]));
     assert_eq!(core.in_service(real), set(&[]));
@@ -198,7 +203,7 @@ fn bug_7_reads_show_what_is_virtual_and_not_what_is_owed() {
     assert_eq!(core.in_service(real), set(&[0x92]));
     // Beside one that was delivered directly.
     let mut core = engaged();
-    took(&mut core, &[edge(0x71)]);
+    acknowledge(&mut core, &[edge(0x71)]);
     assert_eq!(injected(&mut core, &[0x41]), Some(0x71));
     assert_eq!(core.in_service(set(&[0x41])), set(&[0x41, 0x71]));
 }
@@ -206,8 +211,8 @@ fn bug_7_reads_show_what_is_virtual_and_not_what_is_owed() {
 #[test]
 fn of_several_8259s_interrupts_in_one_window_the_newest_goes_first() {
     let mut core = engaged();
-    took(&mut core, &[external(0x37)]);
-    took(&mut core, &[external(0x36), edge(0x41), external(0x30)]);
+    acknowledge(&mut core, &[external(0x37)]);
+    acknowledge(&mut core, &[external(0x36), edge(0x41), external(0x30)]);
     for vector in [0x30, 0x36, 0x37, 0x41] {
         assert_eq!(injected(&mut core, &[]), Some(vector));
     }
@@ -218,7 +223,7 @@ fn what_waits_behind_an_8259s_interrupt_gets_a_window() {
     // The guest's end of it does not exit. Without a window what waits would do so until some exit
     // came about.
     let mut core = engaged();
-    took(&mut core, &[external(0x36), external(0x30), edge(0x41)]);
+    acknowledge(&mut core, &[external(0x36), external(0x30), edge(0x41)]);
     for (vector, window) in [(0x30, true), (0x36, true), (0x41, false)] {
         let plan = core.plan(READY, set(&[]));
         assert_eq!(plan.inject.map(|it| it.event.vector), Some(vector));
@@ -227,7 +232,7 @@ fn what_waits_behind_an_8259s_interrupt_gets_a_window() {
     // None for one that the task priority blocks.
     let mut core = engaged();
     core.set_task_priority(0x40);
-    took(&mut core, &[external(0x30), edge(0x41)]);
+    acknowledge(&mut core, &[external(0x30), edge(0x41)]);
     assert!(!core.plan(READY, set(&[])).window);
 }
 
@@ -263,7 +268,7 @@ fn an_interrupt_that_comes_by_an_alias_is_the_guests_by_its_own_vector() {
     assert!(core.plan(READY, set(&[])).direct);
     let met = fault(NOT_PRESENT, Event::external(alias), present(0).hidden(), 0);
     assert_eq!(core.reflect(met), Reflection::Interrupt(alias));
-    assert_eq!(took(&mut core, &[edge(alias)]), [(0xf4, guests(1))]);
+    assert_eq!(acknowledge(&mut core, &[edge(alias)]), [(0xf4, guests(1))]);
     assert_eq!(core.shown_requested(set(&[0xf1])), set(&[0xf4]));
     assert_eq!(injected(&mut core, &[]), Some(0xf4));
     assert_eq!(core.in_service(set(&[])), set(&[0xf4]));
@@ -272,7 +277,7 @@ fn an_interrupt_that_comes_by_an_alias_is_the_guests_by_its_own_vector() {
         ended(0, EoiOutcome::Virtual(0xf4))
     );
     // A level is ended by the guest, and has nothing of the host's class in service meanwhile.
-    assert_eq!(took(&mut core, &[level(alias)]), [(0xf4, guests(0))]);
+    assert_eq!(acknowledge(&mut core, &[level(alias)]), [(0xf4, guests(0))]);
     assert_eq!(injected(&mut core, &[alias]), Some(0xf4));
     assert_eq!(core.in_service(set(&[alias])), set(&[0xf4]));
     let completed = ended(1, EoiOutcome::Virtual(0xf4));
@@ -287,7 +292,7 @@ fn an_interrupt_that_comes_by_an_alias_is_the_guests_by_its_own_vector() {
 fn an_interrupt_that_is_gone_has_the_guests_spurious_vector() {
     let mut core = engaged();
     core.set_spurious(0x7f);
-    took(&mut core, &[external(SPURIOUS)]);
+    acknowledge(&mut core, &[external(SPURIOUS)]);
     assert_eq!(injected(&mut core, &[]), Some(0x7f));
 }
 
@@ -305,7 +310,7 @@ fn an_own_gate_that_is_absent_is_told_to_the_guest() {
     assert_eq!(core.reflect(met(0x41)), np(0x41));
     assert_eq!(core.reflect(met(0x51)), Reflection::Interrupt(0x51));
     // Injected.
-    took(&mut core, &[level(0x51)]);
+    acknowledge(&mut core, &[level(0x51)]);
     assert_eq!(injected(&mut core, &[0x51]), Some(0x51));
     assert_eq!(core.reflect(met(0x51)), np(0x51));
 }
@@ -314,7 +319,7 @@ fn an_own_gate_that_is_absent_is_told_to_the_guest() {
 fn an_own_gate_is_met_after_a_delivery_that_was_cut_off() {
     // Taken once more instead, the vector would wait for an end of itself.
     let mut core = engaged();
-    took(&mut core, &[level(0x51)]);
+    acknowledge(&mut core, &[level(0x51)]);
     let event = core.plan(READY, set(&[0x51])).inject.map(|it| it.event);
     assert_eq!(core.again(event, false), event);
     let again = Cpu {
@@ -337,7 +342,7 @@ fn an_own_gate_is_met_after_a_delivery_that_was_cut_off() {
 #[test]
 fn what_is_no_longer_assigned_while_it_is_injected_keeps_its_gate() {
     let mut core = engaged();
-    took(&mut core, &[edge(0x61)]);
+    acknowledge(&mut core, &[edge(0x61)]);
     assert_eq!(injected(&mut core, &[]), Some(0x61));
     // Its delivery was cut off, and goes again.
     core.assign(set(&[0x41]));
@@ -421,9 +426,9 @@ fn what_is_ended_by_force_stays_in_service_for_the_guest() {
     assert_eq!(core.in_service(set(&[])), set(&[0x41, 0x61]));
     assert!(!core.plan(READY, set(&[])).direct);
     // A lower one waits, a higher one does not, and EOIs end what they mean.
-    took(&mut core, &[edge(0x51)]);
+    acknowledge(&mut core, &[edge(0x51)]);
     assert_eq!(injected(&mut core, &[]), None);
-    took(&mut core, &[edge(0x71)]);
+    acknowledge(&mut core, &[edge(0x71)]);
     assert_eq!(injected(&mut core, &[]), Some(0x71));
     for vector in [0x71, 0x61] {
         assert_eq!(
@@ -459,7 +464,7 @@ fn the_hosts_levels_are_not_held_by_the_guest() {
     core.plan(READY, set(&[]));
     assert!(core.is_held(set(&[0x41])) && !core.is_held(set(&[])));
     // A level that the host acknowledged waits virtually.
-    core.took(&[level(0x92)], set(&[0x92]), |_, _| ());
+    core.acknowledge(&[level(0x92)], set(&[0x92]), |_, _| ());
     assert!(!core.is_held(set(&[0x92])) && core.is_held(set(&[0x41, 0x92])));
 }
 
@@ -482,7 +487,7 @@ fn what_is_forced_below_a_level_triggered_one_is_ended_with_it() {
     let mut core = engaged();
     core.plan(READY, set(&[]));
     // 0x41 was delivered directly; within it the host took 0x92.
-    core.took(&[level(0x92)], set(&[0x41, 0x92]), |_, _| ());
+    core.acknowledge(&[level(0x92)], set(&[0x41, 0x92]), |_, _| ());
     assert_eq!(core.fall_back(set(&[0x41, 0x92])), 0);
     assert_eq!(injected(&mut core, &[0x41, 0x92]), Some(0x92));
     let both = ended(2, EoiOutcome::Virtual(0x92));

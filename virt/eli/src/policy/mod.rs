@@ -93,7 +93,7 @@ pub struct LvtWrite {
     /// The vector that the guest wants for its own, as it is at the real local APIC.
     pub wants: Option<Vector>,
     /// Why it is masked, if the guest did not want it so.
-    pub why: Option<DenyReason>,
+    pub reason: Option<DenyReason>,
 }
 
 /// A write to the local vector table.
@@ -106,13 +106,13 @@ pub fn lvt(entry: Lvt, value: u32) -> LvtWrite {
         return LvtWrite {
             real: value,
             wants: None,
-            why: None,
+            reason: None,
         };
     }
-    let masked = |why| LvtWrite {
+    let masked = |reason| LvtWrite {
         real: LVT_MASKED,
         wants: None,
-        why: Some(why),
+        reason: Some(reason),
     };
     let mode = match entry {
         // It has no delivery mode; what stands there is reserved.
@@ -124,13 +124,13 @@ pub fn lvt(entry: Lvt, value: u32) -> LvtWrite {
         EXT_INT if entry == Lvt::Lint0 => LvtWrite {
             real: value,
             wants: None,
-            why: None,
+            reason: None,
         },
         FIXED if vector < FIRST_INTERRUPT => masked(DenyReason::Exception(vector)),
         FIXED => LvtWrite {
             real: value,
             wants: Some(vector),
-            why: None,
+            reason: None,
         },
         other => masked(DenyReason::DeliveryMode(other)),
     }
@@ -340,15 +340,18 @@ mod tests {
                     is_through,
                     "{entry:?} mode {mode}"
                 );
-                assert_eq!(write.why.is_none(), is_through, "{entry:?} mode {mode}");
+                assert_eq!(write.reason.is_none(), is_through, "{entry:?} mode {mode}");
             }
             assert_eq!(lvt(entry, of(0x51, 0)).wants, Some(0x51));
             // What is masked may hold anything.
-            assert_eq!(lvt(entry, of(0x51, 4) | LVT_MASKED).why, None);
+            assert_eq!(lvt(entry, of(0x51, 4) | LVT_MASKED).reason, None);
         }
         // A vector of the host's class is wanted like any other: it gets an alias.
         assert_eq!(lvt(Lvt::Timer, 0xf1 | 1 << 17).wants, Some(0xf1));
-        assert_eq!(lvt(Lvt::Timer, 0x0e).why, Some(DenyReason::Exception(0x0e)));
+        assert_eq!(
+            lvt(Lvt::Timer, 0x0e).reason,
+            Some(DenyReason::Exception(0x0e))
+        );
         assert_eq!(lvt(Lvt::Lint1, of(0, 4)).real, LVT_MASKED);
     }
 

@@ -177,10 +177,10 @@ impl Processor {
         let mut write = policy::lvt(entry, value);
         if !self.defends(Defence::Lvt) {
             write.real = value;
-        } else if let Some(why) = write.why {
+        } else if let Some(reason) = write.reason {
             // LINT1 as NMI is what every kernel writes; there is no such line here.
-            if entry != Lvt::Lint1 || why != DenyReason::DeliveryMode(4) {
-                self.refuse("an entry of the local vector table", &why);
+            if entry != Lvt::Lint1 || reason != DenyReason::DeliveryMode(4) {
+                self.refuse("an entry of the local vector table", &reason);
             }
         }
         if let Some(vector) = write.wants {

@@ -90,9 +90,12 @@ pub struct Processor {
 impl Processor {
     /// Creates processor `index` of `machine`, on this core, which is yet to be set up and entered.
     pub fn new(machine: &'static Machine, index: usize, pages: &'static mut Pages) -> Self {
-        let (ways, defend) = (machine.options().mode.ways(), machine.options().defend);
+        let (direct_modes, defend) = (
+            machine.options().mode.direct_modes(),
+            machine.options().defend,
+        );
         let intercepts = Intercepts {
-            delivery: ways.delivery,
+            delivery: direct_modes.delivery,
             priority: defend.has(Defence::Priority),
             modes: defend.has(Defence::Modes),
             recurring: defend.has(Defence::Recurring),
@@ -103,7 +106,7 @@ impl Processor {
             index,
             area: host::area(index),
             pages,
-            interrupts: Interrupts::new(ways),
+            interrupts: Interrupts::new(direct_modes),
             table: ShadowTable::default(),
             step: SingleStep::new(intercepts),
             debug_control: vmcb::DR7_RESET,
@@ -258,7 +261,7 @@ impl Processor {
         };
         self.counters.exit(kind, cause);
         // Where completion exits on purpose its exits are none of these.
-        let is_wanted = kind == Kind::Eoi && !self.machine.options().mode.ways().completion;
+        let is_wanted = kind == Kind::Eoi && !self.machine.options().mode.direct_modes().completion;
         let is_direct =
             was_direct && matches!(cause, Cause::Device | Cause::Paravirtual) && !is_wanted;
         self.counters

@@ -112,7 +112,7 @@ impl Processor {
     /// guest's own.
     pub(super) fn assigned_changed(&mut self) {
         let mut assigned = self.machine.options().assign;
-        if self.machine.options().mode.ways().delivery {
+        if self.machine.options().mode.direct_modes().delivery {
             assigned = assigned.union(self.interrupts.device());
             assigned = assigned.union(self.interrupts.block());
             if self.machine.assigns_timer()
@@ -130,7 +130,7 @@ impl Processor {
 
     /// Sets up a shadow for the guest's table, or none.
     pub(super) fn engage(&mut self) {
-        if !self.machine.options().mode.ways().delivery {
+        if !self.machine.options().mode.direct_modes().delivery {
             return;
         }
         if let Some(page) = self.table.hide() {

@@ -17,7 +17,8 @@ impl World {
     }
 
     pub(super) fn load_table(&mut self) {
-        self.is_engaged = self.ways.delivery && self.limit == 0xfff && self.random.chance(0.95);
+        self.is_engaged =
+            self.direct_modes.delivery && self.limit == 0xfff && self.random.chance(0.95);
         self.core.load_table(self.limit, self.is_engaged);
         self.sync_all();
     }
@@ -152,7 +153,7 @@ impl World {
             return Ok(());
         }
         ensure(
-            self.ways.delivery && self.is_engaged && !self.is_suspended,
+            self.direct_modes.delivery && self.is_engaged && !self.is_suspended,
             || "direct without a table".into(),
         )?;
         let is_quiet =
@@ -245,7 +246,7 @@ impl World {
         match (reflection, going.of) {
             (Reflection::Interrupt(of), Of::Hardware(_)) if of == vector => {
                 self.seen.reflected += 1;
-                self.took(&[vector])
+                self.acknowledge_all(&[vector])
             }
             (Reflection::Guest(event), of) if Some(event) == own => {
                 self.going = Some(Going {
@@ -384,7 +385,7 @@ impl World {
     }
 
     /// The host has these, which were acknowledged in this order.
-    pub(super) fn took(&mut self, vectors: &[Vector]) -> Checked {
+    pub(super) fn acknowledge_all(&mut self, vectors: &[Vector]) -> Checked {
         let mut taken = Vec::new();
         for vector in vectors.iter().copied() {
             let one = Acknowledged {
@@ -407,9 +408,9 @@ impl World {
         let mut heard = Vec::new();
         let mut retired = Vec::new();
         let (core, apic) = (&mut self.core, &mut self.apic);
-        core.took(&taken, real, |vector, handed| {
-            retired.extend((0..handed.eois).map(|_| apic.eoi()));
-            heard.push((vector, handed));
+        core.acknowledge(&taken, real, |vector, disposition| {
+            retired.extend((0..disposition.eois).map(|_| apic.eoi()));
+            heard.push((vector, disposition));
         });
         self.note(|| format!("took {taken:x?}: {heard:x?}, ended {retired:x?}"));
         for vector in retired {
@@ -419,15 +420,15 @@ impl World {
             format!("{taken:x?}: {heard:x?}")
         })?;
         // The newest come first.
-        for (one, (told, handed)) in taken.iter().zip(heard.iter().rev()) {
+        for (one, (told, disposition)) in taken.iter().zip(heard.iter().rev()) {
             let is_of = self.host_of(one.vector).filter(|_| one.in_service);
             let vector = match one.in_service {
                 true if is_of.is_none() => self.guests(one.vector),
                 _ => one.vector,
             };
             ensure(*told == vector, || format!("{one:x?} is {told:#x}"))?;
-            ensure(handed.to == is_of, || {
-                format!("{vector:#x} goes to {:?}", handed.to)
+            ensure(disposition.to == is_of, || {
+                format!("{vector:#x} goes to {:?}", disposition.to)
             })?;
             let raised = match one.in_service {
                 true => self.hosts_taken.remove(&one.vector),
@@ -476,7 +477,7 @@ impl World {
                 self.raise();
             }
         }
-        self.took(&vectors)
+        self.acknowledge_all(&vectors)
     }
 
     /// At an exit the host may have more to do.

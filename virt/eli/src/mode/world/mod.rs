@@ -104,7 +104,7 @@ pub(super) enum Phase {
 pub(super) struct World {
     random: Random,
     pub(super) core: Core,
-    ways: DirectModes,
+    direct_modes: DirectModes,
     apic: Apic,
     // The guest.
     interrupts: bool,
@@ -167,7 +167,7 @@ fn ensure(is_right: bool, wrong: impl FnOnce() -> String) -> Checked {
 impl World {
     pub(super) fn new(seed: u64) -> Self {
         let mut random = Random::new(seed);
-        let ways = match seed % 5 {
+        let direct_modes = match seed % 5 {
             0 => DirectModes::default(),
             1 | 2 => DirectModes {
                 delivery: true,
@@ -190,8 +190,8 @@ impl World {
         }
         let mut world = Self {
             random,
-            core: Core::new(ways),
-            ways,
+            core: Core::new(direct_modes),
+            direct_modes,
             apic: Apic::default(),
             interrupts: false,
             shadow: false,
@@ -434,7 +434,7 @@ impl World {
         }
         self.enter()?;
         let is_direct = self.running.is_some_and(|plan| plan.direct);
-        let may_be = self.ways.delivery && self.is_engaged;
+        let may_be = self.direct_modes.delivery && self.is_engaged;
         self.seen.back_to_direct += u64::from(is_direct);
         ensure(is_direct == may_be, || "no direct mode any more".into())
     }
