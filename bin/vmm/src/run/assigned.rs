@@ -103,7 +103,7 @@ impl Devices {
 /// # Errors
 /// Names the device, what is missing and how to get it.
 pub fn add_all<F: Functions, M: PhysMem>(
-    plugs: &mut PendingFunctions<'_, F, M>,
+    pending: &mut PendingFunctions<'_, F, M>,
     configs: Vec<DeviceConfig>,
     options: &UnitOptions,
     parts: &Parts<'_>,
@@ -136,7 +136,7 @@ pub fn add_all<F: Functions, M: PhysMem>(
             bars: bar_memory(&opened, parts).with_context(on_device)?,
         };
         let number = add(
-            plugs,
+            pending,
             &config,
             (opened, memory),
             options,
@@ -183,7 +183,7 @@ fn one_of_each_group(devices: &[(DeviceConfig, Opened)]) -> Result<()> {
 }
 
 fn add<F: Functions, M: PhysMem>(
-    plugs: &mut PendingFunctions<'_, F, M>,
+    pending: &mut PendingFunctions<'_, F, M>,
     config: &DeviceConfig,
     (opened, memory): (Opened, DeviceMemory),
     options: &UnitOptions,
@@ -220,7 +220,7 @@ fn add<F: Functions, M: PhysMem>(
         shadow,
         reach: reach.clone(),
     });
-    plugs.add_assigned(function, memory, || assigned_unit(options, parts, host))
+    pending.add_assigned(function, memory, || assigned_unit(options, parts, host))
 }
 
 /// Logs the features of the device that the guest does not see.

@@ -171,7 +171,7 @@ impl BalloonSpec {
         M: PhysMem + Send + 'static,
     {
         let number = watched.number;
-        let door = BalloonHandle { owner, number };
+        let handle = BalloonHandle { owner, number };
         let Self {
             target,
             limits,
@@ -180,10 +180,10 @@ impl BalloonSpec {
             ..
         } = self;
         if let Some(file) = file {
-            let door = door.clone();
+            let handle = handle.clone();
             follow(FILE, file, move |text| {
                 let pages = limits.pages(text)?;
-                let told = door.with(move |balloon| balloon.set_target(pages));
+                let told = handle.with(move |balloon| balloon.set_target(pages));
                 told.ok_or_else(|| anyhow!("the machine has ended"))
             })?;
         }
@@ -199,7 +199,7 @@ impl BalloonSpec {
                     balloon.request_statistics();
                     (balloon.target(), said)
                 };
-                let Some((now, said)) = door.with(look) else {
+                let Some((now, said)) = handle.with(look) else {
                     break;
                 };
                 // Figures that have been read before do not count the pages given since.
@@ -214,7 +214,7 @@ impl BalloonSpec {
                 let available = said.statistics.available.filter(|_| is_new);
                 let wanted = auto::decide(&host, &limits.guest(now, said.actual, available));
                 if wanted != now
-                    && door
+                    && handle
                         .with(move |balloon| balloon.set_target(wanted))
                         .is_none()
                 {

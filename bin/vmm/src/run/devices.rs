@@ -88,28 +88,28 @@ pub fn attach<F: Functions, M: Memory<F>>(
     let windows = memory.windows();
     let hints = Hints::new(config.hints.gathers, windows.clone());
     let unit = owner.add_unit(units::iommu(&options, hints, parts)?);
-    let mut plugs = PendingFunctions::new(&mut owner, unit);
+    let mut pending = PendingFunctions::new(&mut owner, unit);
     // The first: the others translate by what it is asked for.
     let iommu = match options.remapping {
         Remapping::Virtio(RingMode::Polled) => {
             let function = IommuFunction::new(parts.bus.reserve()?, Vec::new());
             let doorbells = doorbells(parts, function.queues())?;
-            Some(plugs.add(make.iommu(function), doorbells))
+            Some(pending.add(make.iommu(function), doorbells))
         }
         Remapping::Virtio(RingMode::Trap) => {
             let function = IommuFunction::new(parts.bus.reserve()?, Vec::new()).trapped();
-            Some(plugs.add_unheard(make.iommu(function)))
+            Some(pending.add_unheard(make.iommu(function)))
         }
         Remapping::None | Remapping::Vtd(_) => None,
     };
     let (mut names, mut forwarded) =
-        add_disks(&mut plugs, &mut memory, config, parts, composition, make)?;
+        add_disks(&mut pending, &mut memory, config, parts, composition, make)?;
     let mut switches = Switches::default();
     for net in std::mem::take(&mut config.nets) {
         let net = match net.into_remote(config.iommu.is_there()) {
             Ok(remote) => {
                 let name = remote.option();
-                let (number, places) = remote::add(&mut plugs, remote, parts)?;
+                let (number, places) = remote::add(&mut pending, remote, parts)?;
                 names.insert(number, name);
                 forwarded.push(places);
                 continue;
@@ -119,24 +119,31 @@ pub fn attach<F: Functions, M: Memory<F>>(
         let device = network(net, &mut switches, config.is_check)?;
         let function = VirtioFunction::new(parts.bus.reserve()?, device);
         let queues = function.queues();
-        plugs.add(function, doorbells(parts, queues)?);
+        pending.add(function, doorbells(parts, queues)?);
     }
     if config.rng {
         let source = lacks::given("getrandom", HostEntropy::open())?;
         let device = Rng::new(Box::new(source), HOST_LIMITS);
         let function = VirtioFunction::new(parts.bus.reserve()?, device);
         let queues = function.queues();
-        plugs.add(function, doorbells(parts, queues)?);
+        pending.add(function, doorbells(parts, queues)?);
     }
     let reach = Reach::default();
     let given = std::mem::take(&mut config.devices);
-    let devices = assigned::add_all(&mut plugs, given, &options, parts, &reach, config.restarts)?;
+    let devices = assigned::add_all(
+        &mut pending,
+        given,
+        &options,
+        parts,
+        &reach,
+        config.restarts,
+    )?;
     let balloon = match config.balloon.take() {
         Some(spec) => {
             let device = spec.device(parts.ram, memory.balloon(&reach)?)?;
             let function = VirtioFunction::new(parts.bus.reserve()?, device);
             let doorbells = doorbells(parts, function.queues())?;
-            let number = plugs.add_beside(function, doorbells);
+            let number = pending.add_beside(function, doorbells);
             Some((spec, BalloonWatch::new(number)))
         }
         None => None,
@@ -145,7 +152,7 @@ pub fn attach<F: Functions, M: Memory<F>>(
         ports: plugged,
         beside,
         assigned: second,
-    } = plugs.into_plugged();
+    } = pending.into_plugged();
     let viot = iommu.map(|number| units::describe_endpoints(&mut owner, unit, number, &beside));
     let populator = windows.map(|windows| hints::populate(&windows, parts.ram));
     let populator = populator.transpose();
@@ -217,7 +224,7 @@ pub fn attach<F: Functions, M: Memory<F>>(
 
 /// Adds all disks. Their names by number of function, and the doorbells that others read.
 fn add_disks<F: Functions, M: Memory<F>>(
-    plugs: &mut PendingFunctions<'_, F, M::Ram>,
+    pending: &mut PendingFunctions<'_, F, M::Ram>,
     memory: &mut M,
     config: &mut Config,
     parts: &Parts<'_>,
@@ -235,20 +242,20 @@ fn add_disks<F: Functions, M: Memory<F>>(
                     let device =
                         worker::start(disk.into(), worker).with_context(|| name.clone())?;
                     let function = VirtioFunction::new(parts.bus.reserve()?, device);
-                    names.insert(plugs.add(function, doorbells(parts, queues)?), name);
+                    names.insert(pending.add(function, doorbells(parts, queues)?), name);
                     continue;
                 }
                 let wrap = |io| composition.disk(index, io);
                 let device = block(disk, config.dma, memory, wrap);
                 let device = device.with_context(|| name.clone())?;
                 let function = make.disk(index, parts.bus.reserve()?, device);
-                let number = plugs.add(function, doorbells(parts, queues)?);
+                let number = pending.add(function, doorbells(parts, queues)?);
                 names.insert(number, name);
             }
             Disk::Remote(disk) => {
                 let name = format!("disk socket={}", disk.socket.display());
                 let remote = disk.into_remote(config.iommu.is_there());
-                let (number, places) = remote::add(plugs, remote, parts)?;
+                let (number, places) = remote::add(pending, remote, parts)?;
                 names.insert(number, name);
                 forwarded.push(places);
             }

@@ -241,13 +241,13 @@ fn statistics_of(vcpu: &BorrowedFd<'_>) -> io::Result<VcpuStats> {
     VcpuStats::new(unsafe { File::from_raw_fd(fd) }, &KVM_COUNTERS)
 }
 
-fn swap(standing: PagerStatus) -> Swap {
+fn swap(status: PagerStatus) -> Swap {
     Swap {
-        resident: standing.report.present as u64,
-        stored: (standing.report.slots - standing.report.free_slots) as u64,
-        tracked: standing.report.tracked as u64,
-        counts: swap_counts(standing.report),
-        pause_reason: standing.pause_reason,
+        resident: status.report.present as u64,
+        stored: (status.report.slots - status.report.free_slots) as u64,
+        tracked: status.report.tracked as u64,
+        counts: swap_counts(status.report),
+        pause_reason: status.pause_reason,
     }
 }
 

@@ -76,7 +76,7 @@ impl RemoteConfig {
 /// # Errors
 /// A feature that the back end lacks, and what to do about it.
 pub fn add<F: Functions, M: PhysMem>(
-    plugs: &mut PendingFunctions<'_, F, M>,
+    pending: &mut PendingFunctions<'_, F, M>,
     device: RemoteConfig,
     parts: &Parts<'_>,
 ) -> Result<(usize, Arc<Places>)> {
@@ -158,7 +158,7 @@ pub fn add<F: Functions, M: PhysMem>(
     let places = doorbells.places().context("doorbells for others")?;
     let function =
         VirtioFunction::new(source, vio::Remote::new(import)).with_lines(Box::new(calls));
-    let number = plugs.add(function, doorbells);
+    let number = pending.add(function, doorbells);
     Ok((number, places))
 }
 

@@ -79,12 +79,12 @@ pub fn run(config: Config, composition: &dyn Composition) -> Result<u8> {
     let switches = switches.with_devices(of_switches).into_iter();
     exports.extend(switches.map(|switch| Served::Switch(Box::new(switch))));
     let mut fleet = start(&config.cores, composition)?;
-    let mut doors = Vec::new();
+    let mut handles = Vec::new();
     for served in exports {
         let (key, devices) = (served.key(), served.stats());
         let switch = served.switch_stats().map(|(id, _)| id);
         let handle = fleet.add(served).with_context(|| of_device(&key))?;
-        doors.push(PollerHandle {
+        handles.push(PollerHandle {
             handle,
             devices: devices.into_iter().map(|(id, _)| id).collect(),
             switch,
@@ -94,8 +94,11 @@ pub fn run(config: Config, composition: &dyn Composition) -> Result<u8> {
     say!("ready: {serving}");
     notify::ready(&serving);
     while asked.recv() == Ok(SignalRequest::Stats) {
-        let devices = doors.iter().flat_map(PollerHandle::ask_devices).collect();
-        let switches = doors.iter().filter_map(PollerHandle::ask_switch).collect();
+        let devices = handles.iter().flat_map(PollerHandle::ask_devices).collect();
+        let switches = handles
+            .iter()
+            .filter_map(PollerHandle::ask_switch)
+            .collect();
         let counted = Counted {
             cores: fleet.stats(),
             devices: counters::gather(devices, STATS_LIMIT, signals::is_end_asked),

@@ -176,20 +176,20 @@ fn assigned_functions_share_a_second_unit_that_only_they_bring_about() {
                 Ok(units) => owner.add_unit(units),
                 Err(error) => return println!("skipped: {mode:?}: {error:#}"),
             };
-            let mut plugs = PendingFunctions::new(&mut owner, first);
+            let mut pending = PendingFunctions::new(&mut owner, first);
             let mut sources = Vec::new();
             for _ in 0..2 {
                 let function = function(parts);
                 sources.push(machine::Function::<pv_iommu::Request>::source(&function));
                 let memory = Arc::new(Nowhere::default());
                 let make = || assigned_unit(&options, parts, &HOST_39);
-                plugs.add_assigned(function, memory, make).unwrap();
+                pending.add_assigned(function, memory, make).unwrap();
             }
             let Plugged {
                 ports: plugged,
                 assigned,
                 ..
-            } = plugs.into_plugged();
+            } = pending.into_plugged();
             assert!(plugged.iter().all(|plug| plug.memory.is_some()));
             assert!(plugged.iter().all(|plug| plug.doorbells.is_none()));
             let assigned = assigned.expect("two functions");
@@ -219,15 +219,15 @@ fn a_unit_that_cannot_be_made_leaves_nothing_behind() {
         let options = options(Some(IommuMode::Trap));
         let first =
             owner.add_unit(units::iommu(&options, pv_iommu::Hints::default(), parts).unwrap());
-        let mut plugs = PendingFunctions::new(&mut owner, first);
+        let mut pending = PendingFunctions::new(&mut owner, first);
         let make = || assigned_unit(&options, parts, &host(0));
         let memory = Arc::new(Nowhere::default());
-        assert!(plugs.add_assigned(function(parts), memory, make).is_err());
+        assert!(pending.add_assigned(function(parts), memory, make).is_err());
         let Plugged {
             ports: plugged,
             assigned,
             ..
-        } = plugs.into_plugged();
+        } = pending.into_plugged();
         assert_eq!((plugged.len(), &assigned), (0, &None));
         assert!(owner.unit(1).is_none());
         assert_eq!(units::register_pages(None), 0xfed9_0000..0xfed9_1000);
@@ -280,16 +280,16 @@ fn an_ejected_function_is_gone_from_bus_and_owner_and_no_other_is() {
         let options = options(Some(IommuMode::Trap));
         let first =
             owner.add_unit(units::iommu(&options, pv_iommu::Hints::default(), parts).unwrap());
-        let mut plugs = PendingFunctions::new(&mut owner, first);
+        let mut pending = PendingFunctions::new(&mut owner, first);
         let doorbells = kvm::doorbells::KvmDoorbells::new(parts.vm.clone(), 1, 4).unwrap();
-        let kept = plugs.add(function(parts), doorbells);
+        let kept = pending.add(function(parts), doorbells);
         let mut assign = || {
             let memory = Arc::new(Nowhere::default());
             let make = || assigned_unit(&options, parts, &HOST_39);
-            plugs.add_assigned(function(parts), memory, make).unwrap()
+            pending.add_assigned(function(parts), memory, make).unwrap()
         };
         let numbers = [assign(), assign()];
-        let plugged = plugs.into_plugged().ports;
+        let plugged = pending.into_plugged().ports;
         let builder = SidecoreBuilder::new("test").idle(IdlePolicy::Poll);
         let core = builder.spawn(vec![owner]).unwrap();
         let handle = core.handle(0);

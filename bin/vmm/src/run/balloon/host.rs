@@ -11,9 +11,9 @@ use crate::resident::cgroups;
 /// Reads the present figures. `None` where the host has none.
 pub fn look(pager: Option<&AskPager>) -> Option<HostMemory> {
     if let Some(pager) = pager {
-        return pager().map(|standing| HostMemory {
-            used: standing.report.present as u64,
-            limit: standing.report.limit as u64,
+        return pager().map(|status| HostMemory {
+            used: status.report.present as u64,
+            limit: status.report.limit as u64,
             stalled: 0.0,
         });
     }
@@ -119,11 +119,11 @@ mod tests {
             present: 95,
             ..Report::default()
         };
-        let standing = move || PagerStatus {
+        let status = move || PagerStatus {
             report,
             pause_reason: None,
         };
-        let pager: AskPager = Box::new(move || Some(standing()));
+        let pager: AskPager = Box::new(move || Some(status()));
         let found = look(Some(&pager)).expect("it answers");
         assert_eq!((found.used, found.limit), (95, 100));
         let ended: AskPager = Box::new(|| None);
