@@ -32,9 +32,9 @@ impl Pager {
     }
 
     fn fault(&mut self, page: Page, is_store: bool) -> io::Result<()> {
-        let (state, place) = self.residency.look(page);
+        let (state, backing) = self.residency.look(page);
         if state == State::Absent
-            && place != Backing::Nowhere
+            && backing != Backing::Nowhere
             && is_store
             && let Some(preventer) = &mut self.preventer
             && preventer.begin(page, is_store, Nanos::now())

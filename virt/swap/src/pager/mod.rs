@@ -248,7 +248,7 @@ impl Pager {
                 Some((_, content)) => frames.write(page, &content)?,
                 None => frames.zero(page)?,
             },
-            Command::Fetch(page, place) => self.page_io.push(PageOp::Fetch(page, place)),
+            Command::Fetch(page, backing) => self.page_io.push(PageOp::Fetch(page, backing)),
             Command::Save(page, slot) => self.page_io.push(PageOp::Save(page, slot)),
             Command::Trim(first, count) => self.page_io.push(PageOp::Trim(first, count)),
             Command::Protect(page) => frames.guest().protect(page.0.into())?,

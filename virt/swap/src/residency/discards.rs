@@ -74,10 +74,10 @@ impl Residency {
                 continue;
             }
             match self.pages.state(page) {
-                State::Absent if self.pages.place(page) == Backing::Nowhere => {}
+                State::Absent if self.pages.backing(page) == Backing::Nowhere => {}
                 State::Absent => {
                     self.counts.discarded += 1;
-                    self.pages.leave_place(page);
+                    self.pages.leave_backing(page);
                 }
                 State::Unmapped => self.drop_discarded(page),
                 // It is being written: it is dropped once that has ended.

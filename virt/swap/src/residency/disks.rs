@@ -71,7 +71,7 @@ impl Residency {
         let mut waits = 0;
         for page in self.pages.backed_by_any(span.first, span.count) {
             match self.pages.state(page) {
-                State::Resident | State::Unmapped => self.pages.leave_place(page),
+                State::Resident | State::Unmapped => self.pages.leave_backing(page),
                 State::Absent | State::Fetching => {
                     self.pages.mark_leaves_block(page);
                     self.bring(page, false, FaultOrigin::Device);
@@ -122,7 +122,7 @@ impl Residency {
     /// number.
     fn equals(&mut self, page: Page, block: Option<Block>) {
         if let Some(block) = block {
-            self.pages.leave_place(page);
+            self.pages.leave_backing(page);
             self.pages.back_by_block(page, block);
         }
     }
@@ -133,7 +133,7 @@ impl Residency {
     fn void_evidence(&mut self, page: Page) {
         let is_in_memory = matches!(self.pages.state(page), State::Resident | State::Unmapped);
         if is_in_memory {
-            self.pages.leave_place(page);
+            self.pages.leave_backing(page);
         }
     }
 

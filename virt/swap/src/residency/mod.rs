@@ -204,7 +204,7 @@ impl Residency {
 
     /// Returns the state and place of a page.
     pub fn look(&self, page: Page) -> (State, Backing) {
-        (self.pages.state(page), self.pages.place(page))
+        (self.pages.state(page), self.pages.backing(page))
     }
 
     /// Records that a read or a write has ended. [`balance`](Self::balance) must follow the last of

@@ -21,7 +21,7 @@ impl Residency {
     pub fn fault(&mut self, page: Page, ahead: ReadAhead) {
         match self.pages.state(page) {
             State::Resident => self.commands.push(Command::Wake(page)),
-            State::Absent if self.pages.place(page) == Backing::Nowhere => {
+            State::Absent if self.pages.backing(page) == Backing::Nowhere => {
                 self.bring(page, false, FaultOrigin::Vcpu);
                 self.zero_around(page);
             }
@@ -74,7 +74,9 @@ impl Residency {
             State::Resident | State::Filling | State::Fetching => {}
             State::Unmapped | State::Saving => self.rescue(page, None),
             State::Absent if !self.has_room(origin) => self.room_queue.push(page, origin),
-            State::Absent if self.pages.place(page) == Backing::Nowhere => self.bring_zeroes(page),
+            State::Absent if self.pages.backing(page) == Backing::Nowhere => {
+                self.bring_zeroes(page)
+            }
             State::Absent if overwrites && self.policy.reads_overwritten(origin) => {
                 self.counts.stale += 1;
                 self.fetch(page);
@@ -97,46 +99,46 @@ impl Residency {
     /// Gives an absent page memory, whatever its content was. The caller must settle it, or have it
     /// filled.
     pub(super) fn enter_as_zeroes(&mut self, page: Page) {
-        match self.pages.place(page) {
+        match self.pages.backing(page) {
             Backing::Nowhere => self.counts.zeroed += 1,
             _ => self.counts.not_fetched += 1,
         }
-        self.pages.leave_place(page);
+        self.pages.leave_backing(page);
         self.commands.push(Command::Zero(page));
     }
 
     pub(super) fn fetch(&mut self, page: Page) {
-        let place = self.pages.fetch(page);
-        self.commands.push(Command::Fetch(page, place));
+        let backing = self.pages.fetch(page);
+        self.commands.push(Command::Fetch(page, backing));
     }
 
     /// Handles the end of the read of `page`'s content: its CRC, or the error.
     pub(super) fn fetched(&mut self, page: Page, outcome: Result<u32, Errno>) {
         debug_assert_eq!(self.pages.state(page), State::Fetching);
-        let place = self.pages.place(page);
+        let backing = self.pages.backing(page);
         let reason = match outcome {
             Ok(crc) if crc == self.pages.crc(page) => None,
-            Ok(_) => Some(PauseReason::Changed(place)),
-            Err(errno) => Some(PauseReason::CannotFetch(place, errno)),
+            Ok(_) => Some(PauseReason::Changed(backing)),
+            Err(errno) => Some(PauseReason::CannotFetch(backing, errno)),
         };
         if let Some(reason) = reason {
             self.failures.fetch_failed(page);
             self.commands.push(Command::Stop(reason));
             return;
         }
-        match place {
+        match backing {
             Backing::Block(_) if !self.pages.leaves_block(page) => {
                 self.counts.fetched_from_disk += 1;
                 self.settle(page, Protection::Protected);
             }
             Backing::Block(_) => {
                 self.counts.fetched_before_a_write += 1;
-                self.pages.leave_place(page);
+                self.pages.leave_backing(page);
                 self.settle(page, Protection::Writable);
             }
             _ => {
                 self.counts.fetched_from_store += 1;
-                self.pages.leave_place(page);
+                self.pages.leave_backing(page);
                 self.settle(page, Protection::Writable);
             }
         }
@@ -146,7 +148,7 @@ impl Residency {
     /// and no block backs it.
     pub(super) fn rescue(&mut self, page: Page, protection: Option<Protection>) {
         self.counts.rescued += 1;
-        let marked = match self.pages.place(page) {
+        let marked = match self.pages.backing(page) {
             Backing::Block(_) => Protection::AsMarked,
             _ => Protection::Writable,
         };

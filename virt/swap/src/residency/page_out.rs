@@ -43,7 +43,7 @@ impl Residency {
                 continue;
             }
             if written >> nth & 1 != 0 {
-                self.pages.leave_place(page);
+                self.pages.leave_backing(page);
             }
             self.pages.unmap(page);
         }
@@ -59,11 +59,11 @@ impl Residency {
         if !self.pages.examined(page, seen.crc) {
             return;
         }
-        let place = self.pages.place(page);
-        let equals_block = seen.is_clean && matches!(place, Backing::Block(_));
+        let backing = self.pages.backing(page);
+        let equals_block = seen.is_clean && matches!(backing, Backing::Block(_));
         if seen.is_zero {
             self.counts.dropped_as_zeroes += 1;
-            self.pages.leave_place(page);
+            self.pages.leave_backing(page);
             self.evict(page);
         } else if equals_block && !self.policy.saves_block_backed() {
             self.counts.dropped_to_disk += 1;
@@ -77,7 +77,7 @@ impl Residency {
             };
             self.commands.push(Command::Save(page, slot));
             self.counts.silent_writes += u64::from(is_surplus || equals_block);
-            if let Backing::Block(block) = place
+            if let Backing::Block(block) = backing
                 && equals_block
             {
                 let breaks = self.silent_writes.breaks_order(block, slot);
@@ -161,8 +161,8 @@ impl Residency {
     /// Retries all failed operations, after the cause has been removed.
     pub fn retry(&mut self) {
         for page in self.failures.take() {
-            let place = self.pages.place(page);
-            self.commands.push(Command::Fetch(page, place));
+            let backing = self.pages.backing(page);
+            self.commands.push(Command::Fetch(page, backing));
         }
         self.balance();
     }

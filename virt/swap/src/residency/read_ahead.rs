@@ -45,7 +45,7 @@ impl Residency {
     /// Returns whether the page lies in the store shortly behind the last one that was read from
     /// there.
     pub(super) fn follows_in_store(&mut self, page: Page) -> bool {
-        match self.pages.place(page) {
+        match self.pages.backing(page) {
             Backing::Slot(slot) => self.store_order.follows(slot),
             Backing::Nowhere | Backing::Block(_) => false,
         }
@@ -68,7 +68,7 @@ impl Residency {
     /// page.
     pub(super) fn read_ahead_blocks(&mut self, page: Page) {
         let (State::Fetching, Backing::Block(first)) =
-            (self.pages.state(page), self.pages.place(page))
+            (self.pages.state(page), self.pages.backing(page))
         else {
             return;
         };
@@ -89,7 +89,7 @@ impl Residency {
     /// Reads the neighbours of the page in the store.
     pub(super) fn read_ahead_slots(&mut self, page: Page) {
         let (State::Fetching, Backing::Slot(slot)) =
-            (self.pages.state(page), self.pages.place(page))
+            (self.pages.state(page), self.pages.backing(page))
         else {
             return;
         };
@@ -99,7 +99,7 @@ impl Residency {
                 continue;
             };
             let is_there = self.pages.state(page) == State::Absent
-                && self.pages.place(page) == Backing::Slot(slot);
+                && self.pages.backing(page) == Backing::Slot(slot);
             if is_there && self.reclaim.is_below(self.pages.present()) {
                 self.fetch(page);
             }

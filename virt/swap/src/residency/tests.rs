@@ -427,8 +427,8 @@ fn change_all_blocks_at_once(sharers: u32) {
                     };
                     residency.examined(page, seen);
                 }
-                Command::Fetch(page, place) => {
-                    assert!(matches!(place, Backing::Block(_)), "{page:?} comes once");
+                Command::Fetch(page, backing) => {
+                    assert!(matches!(backing, Backing::Block(_)), "{page:?} comes once");
                     fetches += 1;
                     under_way.push(CommandOutcome::Fetched(page, Ok(1)));
                 }
@@ -495,10 +495,10 @@ fn a_change_of_more_blocks_than_there_are_pages_takes_as_long_as_there_are_pages
             ..one(100, 0)
         };
         residency.begin_write(Op(4), &discard);
-        let place = |page| residency.look(Page(page)).1;
-        assert_eq!(place(1), Backing::Nowhere);
-        assert_eq!(place(2), Backing::Block(one(99, 2).first));
-        assert_eq!(place(3), Backing::Nowhere);
+        let backing = |page| residency.look(Page(page)).1;
+        assert_eq!(backing(1), Backing::Nowhere);
+        assert_eq!(backing(2), Backing::Block(one(99, 2).first));
+        assert_eq!(backing(3), Backing::Nowhere);
     }
 }
 
@@ -620,14 +620,14 @@ fn a_page_that_has_left_for_a_block_is_still_there_after_a_write_of_it_was_cance
         crc: 1,
     };
     residency.examined(Page(0), seen);
-    let place = residency.look(Page(0)).1;
-    assert_eq!(place, Backing::Block(one(7, 0).first));
+    let backing = residency.look(Page(0)).1;
+    assert_eq!(backing, Backing::Block(one(7, 0).first));
     residency.set_limit(LIMIT);
     residency.begin_write(Op(2), &one(8, 0));
     residency.end_write(Op(2), false);
-    assert_eq!(residency.look(Page(0)), (State::Fetching, place));
+    assert_eq!(residency.look(Page(0)), (State::Fetching, backing));
     residency.ended(CommandOutcome::Fetched(Page(0), Ok(1)));
-    assert_eq!(residency.look(Page(0)), (State::Resident, place));
+    assert_eq!(residency.look(Page(0)), (State::Resident, backing));
 }
 
 #[test]

@@ -119,19 +119,19 @@ impl Names {
                 slot.0,
                 error(errno)
             ),
-            PauseReason::CannotFetch(place, errno) => {
-                let place = self.place(place);
-                format!("{place} cannot be read: {}; {RETRIED}", error(errno))
+            PauseReason::CannotFetch(backing, errno) => {
+                let backing = self.backing(backing);
+                format!("{backing} cannot be read: {}; {RETRIED}", error(errno))
             }
-            PauseReason::Changed(place) => format!(
+            PauseReason::Changed(backing) => format!(
                 "{} does not hold what was there: somebody else has written to it, or its storage lies; {RETRIED}",
-                self.place(place)
+                self.backing(backing)
             ),
         }
     }
 
-    fn place(&self, place: Backing) -> String {
-        match place {
+    fn backing(&self, backing: Backing) -> String {
+        match backing {
             Backing::Nowhere => "a page of zeroes".into(),
             Backing::Slot(slot) => {
                 format!("slot {} of the swap store {}", slot.0, self.store.display())

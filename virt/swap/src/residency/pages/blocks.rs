@@ -56,7 +56,7 @@ impl Blocks {
                 let page = Page(at);
                 let entry = &entries[at as usize];
                 at = entry.chain();
-                if entry.place() == Backing::Block(block) {
+                if entry.backing() == Backing::Block(block) {
                     return Some(page);
                 }
             }
@@ -72,9 +72,9 @@ impl Blocks {
         }
         let bucket = self.bucket(block);
         let entry = &mut entries[page.0 as usize];
-        debug_assert_eq!(entry.place(), Backing::Nowhere);
+        debug_assert_eq!(entry.backing(), Backing::Nowhere);
         entry.set_chain(std::mem::replace(&mut self.heads[bucket], page.0));
-        entry.set_place(Backing::Block(block));
+        entry.set_backing(Backing::Block(block));
         self.linked += 1;
         true
     }
@@ -92,7 +92,7 @@ impl Blocks {
             }
             entries[at].set_chain(next);
         }
-        entries[page.0 as usize].set_place(Backing::Nowhere);
+        entries[page.0 as usize].set_backing(Backing::Nowhere);
         self.linked -= 1;
     }
 }

@@ -59,7 +59,7 @@ pub enum State {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Entry {
     state: State,
-    place_kind: PlaceKind,
+    backing_kind: BackingKind,
     disk: u8,
     marks: u8,
     number: u32,
@@ -90,7 +90,7 @@ pub(super) enum Mark {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum PlaceKind {
+enum BackingKind {
     Nowhere,
     Slot,
     Block,
@@ -100,7 +100,7 @@ impl Entry {
     /// Entry of a page that has not been accessed.
     pub const NEW: Self = Self {
         state: State::Absent,
-        place_kind: PlaceKind::Nowhere,
+        backing_kind: BackingKind::Nowhere,
         disk: 0,
         marks: 0,
         number: 0,
@@ -119,11 +119,11 @@ impl Entry {
         std::mem::replace(&mut self.state, state)
     }
 
-    pub fn place(&self) -> Backing {
-        match self.place_kind {
-            PlaceKind::Nowhere => Backing::Nowhere,
-            PlaceKind::Slot => Backing::Slot(Slot(self.number)),
-            PlaceKind::Block => Backing::Block(Block {
+    pub fn backing(&self) -> Backing {
+        match self.backing_kind {
+            BackingKind::Nowhere => Backing::Nowhere,
+            BackingKind::Slot => Backing::Slot(Slot(self.number)),
+            BackingKind::Block => Backing::Block(Block {
                 disk: self.disk,
                 number: self.number,
             }),
@@ -132,11 +132,11 @@ impl Entry {
 
     /// Changes the place: for [`Pages`](super::Pages) and [`Blocks`](super::blocks::Blocks), which
     /// keep slots and chains in step with it.
-    pub fn set_place(&mut self, place: Backing) {
-        (self.place_kind, self.disk, self.number) = match place {
-            Backing::Nowhere => (PlaceKind::Nowhere, 0, 0),
-            Backing::Slot(slot) => (PlaceKind::Slot, 0, slot.0),
-            Backing::Block(block) => (PlaceKind::Block, block.disk, block.number),
+    pub fn set_backing(&mut self, backing: Backing) {
+        (self.backing_kind, self.disk, self.number) = match backing {
+            Backing::Nowhere => (BackingKind::Nowhere, 0, 0),
+            Backing::Slot(slot) => (BackingKind::Slot, 0, slot.0),
+            Backing::Block(block) => (BackingKind::Block, block.disk, block.number),
         };
     }
 

@@ -18,7 +18,7 @@
 //! Only a resident page that was taken from its queue, and that the owner has released, is unmapped
 //! or evicted.
 //!
-//! The place of a page changes by [`leave_place`](Pages::leave_place),
+//! The place of a page changes by [`leave_backing`](Pages::leave_backing),
 //! [`back_by_block`](Pages::back_by_block) and the transitions to and from [`State::Saving`], and
 //! with it the slots' owners and the blocks' chains. States, queues, owners and chains are private
 //! to this module, so no decision bypasses these functions.
@@ -136,13 +136,13 @@ impl Pages {
         self.entry(page).state()
     }
 
-    pub fn place(&self, page: Page) -> Backing {
-        self.entry(page).place()
+    pub fn backing(&self, page: Page) -> Backing {
+        self.entry(page).backing()
     }
 
     /// Returns whether the page is neither in memory nor anywhere else: it is all zeroes.
     pub fn is_absent_zeroes(&self, page: Page) -> bool {
-        (self.state(page), self.place(page)) == (State::Absent, Backing::Nowhere)
+        (self.state(page), self.backing(page)) == (State::Absent, Backing::Nowhere)
     }
 
     /// Returns the CRC that the content has to match, of a page that is absent, or on its way.
@@ -163,7 +163,7 @@ impl Pages {
     pub fn fetch(&mut self, page: Page) -> Backing {
         debug_assert_eq!(self.state(page), State::Absent);
         self.change(page, State::Fetching);
-        self.place(page)
+        self.backing(page)
     }
 
     /// Makes an absent page present for a disk to read into.
@@ -180,7 +180,7 @@ impl Pages {
             State::Saving => {
                 // The slot is freed when it has been written.
                 let entry = self.entry_mut(page);
-                entry.set_place(Backing::Nowhere);
+                entry.set_backing(Backing::Nowhere);
                 // Stores to it from now on are kept.
                 entry.set(Mark::Discarded, false);
             }
@@ -245,12 +245,12 @@ impl Pages {
     /// returned. Without a free slot it is the first to be examined again.
     pub fn save(&mut self, page: Page) -> Option<Slot> {
         debug_assert_eq!(self.state(page), State::Unmapped);
-        self.leave_place(page);
+        self.leave_backing(page);
         let Some(slot) = self.slots.take(page) else {
             self.unmapped.push_front(&mut self.entries, page);
             return None;
         };
-        self.entry_mut(page).set_place(Backing::Slot(slot));
+        self.entry_mut(page).set_backing(Backing::Slot(slot));
         self.change(page, State::Saving);
         Some(slot)
     }
@@ -258,14 +258,14 @@ impl Pages {
     /// Makes a page that could not be written unmapped again, and the first to be examined.
     pub fn save_failed(&mut self, page: Page) {
         debug_assert_eq!(self.state(page), State::Saving);
-        self.leave_place(page);
+        self.leave_backing(page);
         self.change(page, State::Unmapped);
         self.unmapped.push_front(&mut self.entries, page);
     }
 
     /// Returns whether the page is being written to this slot, and has not come back since.
     pub fn is_saving_to(&self, page: Page, slot: Slot) -> bool {
-        (self.state(page), self.place(page)) == (State::Saving, Backing::Slot(slot))
+        (self.state(page), self.backing(page)) == (State::Saving, Backing::Slot(slot))
     }
 
     /// Frees a slot that has been written for a page that came back meanwhile.
@@ -312,7 +312,7 @@ impl Pages {
     /// Makes a discarded page that no vCPU and no device reaches absent, and zeroes.
     pub fn drop_discarded(&mut self, page: Page) {
         self.entry_mut(page).set(Mark::Discarded, false);
-        self.leave_place(page);
+        self.leave_backing(page);
         self.evict(page);
     }
 }
@@ -320,12 +320,12 @@ impl Pages {
 /// Places of contents.
 impl Pages {
     /// Unlinks the page from its place: its content is not there any more, or need not be.
-    pub fn leave_place(&mut self, page: Page) {
-        match self.place(page) {
+    pub fn leave_backing(&mut self, page: Page) {
+        match self.backing(page) {
             Backing::Nowhere => self.entry_mut(page).set(Mark::Surplus, false),
             Backing::Slot(slot) => {
                 self.slots.give_back(slot);
-                self.entry_mut(page).set_place(Backing::Nowhere);
+                self.entry_mut(page).set_backing(Backing::Nowhere);
             }
             Backing::Block(block) => self.blocks.unlink(&mut self.entries, page, block),
         }
@@ -355,7 +355,7 @@ impl Pages {
         }
         if count > self.len() {
             let last = first.number.saturating_add(count - 1);
-            let is_among = |entry: &Entry| match entry.place() {
+            let is_among = |entry: &Entry| match entry.backing() {
                 Backing::Block(block) => {
                     block.disk == first.disk && (first.number..=last).contains(&block.number)
                 }
@@ -371,7 +371,7 @@ impl Pages {
     /// Unlinks all pages from their blocks, if all of these pages are in memory; returns whether
     /// they were.
     pub fn leave_all_blocks(&mut self) -> bool {
-        let is_backed = |entry: &Entry| matches!(entry.place(), Backing::Block(_));
+        let is_backed = |entry: &Entry| matches!(entry.backing(), Backing::Block(_));
         let is_in_memory =
             |entry: &Entry| matches!(entry.state(), State::Resident | State::Unmapped);
         if !self
@@ -383,7 +383,7 @@ impl Pages {
         }
         for page in (0..self.len()).map(Page) {
             if is_backed(self.entry(page)) {
-                self.leave_place(page);
+                self.leave_backing(page);
             }
         }
         true

@@ -34,11 +34,11 @@ impl World {
             Command::Examine(page) => self.examine(page)?,
             Command::Punch(page) => self.punch(page)?,
             Command::Zero(page) => self.zero(page)?,
-            Command::Fetch(page, place) => {
-                if let Backing::Slot(slot) = place {
+            Command::Fetch(page, backing) => {
+                if let Backing::Slot(slot) = backing {
                     self.is_not_trimmed(slot)?;
                 }
-                self.reading.push((page, place));
+                self.reading.push((page, backing));
             }
             Command::Save(page, slot) => {
                 self.is_not_trimmed(slot)?;
@@ -75,7 +75,7 @@ impl World {
         let Some(content) = frame.content else {
             return wrong("examined without memory", page, frame);
         };
-        let place = self.residency.look(page).1;
+        let backing = self.residency.look(page).1;
         let before = self.residency.counts().silent_writes;
         self.residency.examined(
             page,
@@ -85,7 +85,7 @@ impl World {
                 crc: content as u32,
             },
         );
-        if let Backing::Block(block) = place
+        if let Backing::Block(block) = backing
             && self.residency.counts().silent_writes > before
             && self.image[block.number as usize] != content
         {
@@ -119,7 +119,7 @@ impl World {
 
     fn trim(&mut self, first: Slot, count: u32) -> Checked {
         let slots = first.0..first.0 + count;
-        let is_read = |(_, place): &(Page, Backing)| match place {
+        let is_read = |(_, backing): &(Page, Backing)| match backing {
             Backing::Slot(slot) => slots.contains(&slot.0),
             _ => false,
         };

@@ -48,7 +48,7 @@ impl Residency {
         let slots = self.pages.slots();
         let mut taken = 0;
         for page in (0..self.pages.len()).map(Page) {
-            if let Backing::Slot(slot) = self.pages.place(page) {
+            if let Backing::Slot(slot) = self.pages.backing(page) {
                 taken += 1;
                 if slots.owner(slot) != Some(page) {
                     return Err(format!("{slot:?} is not of {page:?}"));
@@ -56,7 +56,7 @@ impl Residency {
             }
         }
         let is_forgotten = |slot: &&Slot| {
-            let owner = slots.owner(**slot).map(|page| self.pages.place(page));
+            let owner = slots.owner(**slot).map(|page| self.pages.backing(page));
             owner != Some(Backing::Slot(**slot))
         };
         taken += in_flight.iter().filter(is_forgotten).count();

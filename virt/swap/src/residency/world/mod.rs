@@ -231,13 +231,13 @@ impl World {
         let mut in_memory = 0;
         for number in 0..PAGES {
             let page = Page(number);
-            let (state, place) = self.residency.look(page);
+            let (state, backing) = self.residency.look(page);
             let frame = self.frames[number as usize];
             in_memory += usize::from(state != State::Absent);
             if state != State::Absent {
                 continue;
             }
-            let holds = match place {
+            let holds = match backing {
                 Backing::Nowhere => 0,
                 Backing::Slot(slot) => self.store[slot.0 as usize],
                 Backing::Block(block) => self.image[block.number as usize],
@@ -247,7 +247,7 @@ impl World {
             }
             if frame.truth != Truth::Undefined && frame.truth != Truth::Known(holds) {
                 return Err(format!(
-                    "{page:?} is at {place:?}, which holds {holds}: {frame:?}"
+                    "{page:?} is at {backing:?}, which holds {holds}: {frame:?}"
                 ));
             }
         }

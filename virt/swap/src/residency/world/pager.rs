@@ -104,8 +104,8 @@ impl World {
 
     fn read_ends(&mut self) -> Checked {
         let at = self.random.below(self.reading.len() as u64) as usize;
-        let (page, place) = self.reading.swap_remove(at);
-        let content = match place {
+        let (page, backing) = self.reading.swap_remove(at);
+        let content = match backing {
             Backing::Slot(slot) => self.store[slot.0 as usize],
             Backing::Block(block) => self.image[block.number as usize],
             Backing::Nowhere => return Err(format!("{page:?} is read from nowhere")),
