@@ -21,7 +21,7 @@ use std::thread;
 
 use crate::BLOCK;
 use crate::device::{self, Buffer};
-use crate::marker::Windows;
+use crate::marker::RequestWindows;
 use crate::pattern;
 
 /// Largest number of blocks of a device that are used: 64 MiB, all in memory.
@@ -37,7 +37,7 @@ pub struct DeepConfig {
     /// Whether blocks are written; otherwise they are read and compared.
     pub write: bool,
     /// Windows in which requests are counted.
-    pub windows: Windows,
+    pub windows: RequestWindows,
 }
 
 /// Writes a marker. It stays in the thread that created it.
@@ -179,7 +179,7 @@ mod tests {
             depth: 8,
             seed: SEED,
             write,
-            windows: Windows::new(4, 30, 2).unwrap(),
+            windows: RequestWindows::new(4, 30, 2).unwrap(),
         }
     }
 

@@ -6,7 +6,7 @@ use std::io;
 use std::net::{SocketAddr, UdpSocket};
 use std::time::Duration;
 
-use crate::marker::Windows;
+use crate::marker::RequestWindows;
 use crate::pattern;
 
 /// Tries per datagram: UDP may lose any of them.
@@ -70,7 +70,7 @@ pub struct EchoConfig {
     /// Length of each in bytes, in [`BYTES`]; all lengths in turn if `None`.
     pub bytes: Option<usize>,
     /// Windows of answers.
-    pub windows: Windows,
+    pub windows: RequestWindows,
     /// Longest time between two answers.
     pub wait: Duration,
 }
@@ -220,7 +220,7 @@ pub(crate) mod tests {
         EchoConfig {
             depth: 4,
             bytes: None,
-            windows: Windows::new(2, 6, 2).unwrap(),
+            windows: RequestWindows::new(2, 6, 2).unwrap(),
             wait: WAIT,
         }
     }

@@ -37,13 +37,13 @@ pub const OVER: u8 = 35;
 
 /// Windows of equally many requests; requests between them, and before the first, are in no window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Windows {
+pub struct RequestWindows {
     warmup: u64,
     count: u64,
     windows: u64,
 }
 
-impl Windows {
+impl RequestWindows {
     /// Creates `windows` of `count` requests each, `warmup` before each of them.
     ///
     /// # Errors
@@ -178,7 +178,7 @@ mod tests {
 
     #[test]
     fn a_window_holds_as_many_requests_as_it_says() {
-        let windows = Windows::new(3, 5, 2).unwrap();
+        let windows = RequestWindows::new(3, 5, 2).unwrap();
         let marked: Vec<(u64, u8)> = (0..40)
             .filter_map(|answered| Some((answered, windows.marker_after(answered)?)))
             .collect();
@@ -195,7 +195,7 @@ mod tests {
             (u64::MAX, 1, 1),
             (1 << 62, 1, 4),
         ] {
-            let refused = Windows::new(warmup, count, windows).unwrap_err();
+            let refused = RequestWindows::new(warmup, count, windows).unwrap_err();
             assert_eq!(refused.kind(), io::ErrorKind::InvalidInput);
         }
     }

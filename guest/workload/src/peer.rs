@@ -112,7 +112,7 @@ mod tests {
 
     use super::*;
     use crate::echo;
-    use crate::marker::Windows;
+    use crate::marker::RequestWindows;
     use crate::stream::{Direction, Header, StreamConfig};
 
     #[test]
@@ -129,7 +129,7 @@ mod tests {
         let config = |direction| StreamConfig {
             direction,
             piece: 4096,
-            windows: Windows::new(1, 20, 1).unwrap(),
+            windows: RequestWindows::new(1, 20, 1).unwrap(),
             seed: 4,
             wait: Duration::from_secs(10),
         };

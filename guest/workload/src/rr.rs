@@ -11,7 +11,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 use crate::echo;
-use crate::marker::Windows;
+use crate::marker::RequestWindows;
 use crate::pattern;
 use crate::stream::{Direction, Header};
 
@@ -35,7 +35,7 @@ pub struct RrConfig {
     /// Bytes of each request, and of its answer: 1 to [`BYTES_MAX`].
     pub bytes: usize,
     /// Windows of answers.
-    pub windows: Windows,
+    pub windows: RequestWindows,
     /// Longest time for an answer.
     pub wait: Duration,
 }
@@ -87,7 +87,7 @@ pub fn run(to: SocketAddr, config: &RrConfig, mark: &dyn Fn(u8)) -> io::Result<(
 /// Makes all requests; `ask` sends one and receives its answer, whose length it returns.
 fn exchange(
     bytes: usize,
-    windows: &Windows,
+    windows: &RequestWindows,
     mark: &dyn Fn(u8),
     mut ask: impl FnMut(&[u8], &mut [u8]) -> io::Result<usize>,
 ) -> io::Result<()> {
@@ -123,7 +123,7 @@ mod tests {
         RrConfig {
             carrier,
             bytes,
-            windows: Windows::new(3, 5, 2).unwrap(),
+            windows: RequestWindows::new(3, 5, 2).unwrap(),
             wait: WAIT,
         }
     }

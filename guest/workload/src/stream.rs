@@ -16,7 +16,7 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::time::Duration;
 
-use crate::marker::Windows;
+use crate::marker::RequestWindows;
 use crate::pattern;
 
 /// Largest piece, bytes.
@@ -95,7 +95,7 @@ pub struct StreamConfig {
     /// Bytes of a piece: a multiple of 8, up to [`PIECE_MAX`].
     pub piece: usize,
     /// Windows of pieces.
-    pub windows: Windows,
+    pub windows: RequestWindows,
     /// Seed of the pattern.
     pub seed: u64,
     /// Longest time for which nothing may move.
@@ -245,7 +245,7 @@ mod tests {
         StreamConfig {
             direction,
             piece,
-            windows: Windows::new(3, 5, 2).unwrap(),
+            windows: RequestWindows::new(3, 5, 2).unwrap(),
             seed: 9,
             wait: WAIT,
         }

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use crate::marker::Windows;
+use crate::marker::RequestWindows;
 use crate::pattern;
 use crate::stream::{Direction, Header};
 
@@ -37,7 +37,7 @@ pub struct WebConfig {
     /// Number of clients at a time, 1 to [`CONNECTIONS_MAX`].
     pub connections: u64,
     /// Windows of responses.
-    pub windows: Windows,
+    pub windows: RequestWindows,
     /// Longest time for which nothing may move.
     pub wait: Duration,
 }
@@ -207,7 +207,7 @@ mod tests {
     fn config(connections: u64) -> WebConfig {
         WebConfig {
             connections,
-            windows: Windows::new(20, 30, 2).unwrap(),
+            windows: RequestWindows::new(20, 30, 2).unwrap(),
             wait: WAIT,
         }
     }

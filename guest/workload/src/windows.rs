@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use workload::deep::{self, DeepConfig};
 use workload::device::{self, Buffer};
 use workload::echo::{self, EchoConfig};
-use workload::marker::{self, Markers, Windows};
+use workload::marker::{self, Markers, RequestWindows};
 use workload::nic::NicCounts;
 use workload::pattern::{Checksum, Random};
 use workload::rr::{self, RrConfig, Transport};
@@ -41,10 +41,10 @@ fn marks(options: &mut Options) -> io::Result<deep::Mark> {
 }
 
 /// Parses `--warmup` and `--windows`, of `count` requests each.
-fn windows(options: &mut Options, count: u64) -> Result<Windows, Failure> {
+fn windows(options: &mut Options, count: u64) -> Result<RequestWindows, Failure> {
     let warmup = options.number("warmup", Some(120))?;
     let windows = options.number("windows", Some(1))?;
-    Windows::new(warmup, count, windows).map_err(|error| Failure::Usage(error.to_string()))
+    RequestWindows::new(warmup, count, windows).map_err(|error| Failure::Usage(error.to_string()))
 }
 
 /// Returns a function that writes markers if they are wanted, else nothing.

@@ -21,7 +21,7 @@ use crate::file_io::FileIo;
 use crate::header::{self, Layout};
 use crate::lock::{self, Access, Locking};
 use crate::options::{Backing, ImageError, ImageErrorKind, ImageFormat, ImageOptions};
-use crate::order::Order;
+use crate::order::WriteOrder;
 use crate::storage::{Content, ImageFile, Shared};
 use crate::trial::{self, FileUse, Overlay};
 use crate::vet::Tables;
@@ -213,7 +213,7 @@ impl Chain<'_> {
             Content::Read(layout, Tables::read(&*file, &layout, len).map_err(at)?)
         } else {
             let order = match self.barriers {
-                true => Some(Order::new(&*file, &layout, len).map_err(io)?),
+                true => Some(WriteOrder::new(&*file, &layout, len).map_err(io)?),
                 false => None,
             };
             Content::Written {

@@ -71,7 +71,7 @@ pub(crate) struct Change {
 }
 
 /// Record of the writes since the last sync, of an image open for writing.
-pub(crate) struct Order {
+pub(crate) struct WriteOrder {
     /// L2 tables and refcount blocks, by number of their cluster.
     tables: HashMap<u64, Kind>,
     /// Something was written that has to be on the disk before anything refers to it.
@@ -102,7 +102,7 @@ fn referred(layout: &Layout, entry: u64) -> Range<u64> {
     }
 }
 
-impl Order {
+impl WriteOrder {
     /// Reads the tables of the image in `file`, which has `len` bytes.
     pub(crate) fn new(file: &dyn FileIo, layout: &Layout, len: u64) -> io::Result<Self> {
         let mut order = Self {

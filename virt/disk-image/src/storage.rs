@@ -46,7 +46,7 @@ use vio::blk::range::RangeSupport;
 use crate::entry::{self, Target};
 use crate::file_io::{FileIo, read_known, read_some};
 use crate::header::{self, BARE_HEADER_BYTES, COMPRESSED, HEADER_BYTES, Layout, OFFSET_MASK, be64};
-use crate::order::{Change, Order};
+use crate::order::{Change, WriteOrder};
 use crate::vet::{self, Tables};
 
 /// File of an image, with the state that is shared with callers outside the library.
@@ -63,7 +63,7 @@ pub(crate) struct Shared {
     /// Calls that the file has for ranges; found out when the first is made.
     support: Mutex<Option<RangeSupport>>,
     /// Writes that no sync covers yet, of an image with barriers.
-    order: Option<Mutex<Order>>,
+    order: Option<Mutex<WriteOrder>>,
     /// Bytes of a cluster; 1: a raw file, which ends where it ends.
     cluster: u64,
     /// It may have compressed data.
@@ -82,7 +82,7 @@ pub(crate) enum Content {
     /// A qcow2 image that is written to, with its order if it has barriers.
     Written {
         layout: Layout,
-        order: Option<Order>,
+        order: Option<WriteOrder>,
         has_packed: bool,
     },
 }
@@ -356,7 +356,7 @@ impl Shared {
     /// is on the disk.
     fn before(
         &self,
-        change: impl FnOnce(&Order, &Layout) -> io::Result<Change>,
+        change: impl FnOnce(&WriteOrder, &Layout) -> io::Result<Change>,
     ) -> io::Result<Option<Change>> {
         let (Some(order), Some(layout)) = (&self.order, *held(&self.layout)) else {
             return Ok(None);

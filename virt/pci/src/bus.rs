@@ -26,7 +26,7 @@ pub const SLOTS: usize = 32;
 
 /// Guest-physical addresses in which BARs are placed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Windows {
+pub struct BarWindows {
     /// Below 4 GiB.
     pub low: Range<u64>,
     /// Beyond: where large 64-bit BARs go, and others that find no room below. Empty: there is
@@ -61,7 +61,7 @@ fn take(room: &mut Range<u64>, bytes: u64) -> Option<u64> {
     Some(at)
 }
 
-impl Windows {
+impl BarWindows {
     /// Addresses for `bars`: those of 32 bits first, which have no choice.
     fn place(&self, bars: &[Bar]) -> Result<Vec<Placed>, PciError> {
         let Self { mut low, mut high } = self.clone();
@@ -193,7 +193,7 @@ impl PciBus {
     /// # Errors
     /// A BAR finds no room: 64-bit ones in either window, others below 4 GiB. No BAR has been
     /// written.
-    pub fn place_bars(&self, windows: &Windows) -> Result<(), PciError> {
+    pub fn place_bars(&self, windows: &BarWindows) -> Result<(), PciError> {
         for Placed { bar, at } in windows.place(&self.bars())? {
             let reg = FIRST_BAR + 4 * bar.index as u16;
             self.config_write(bar.slot, reg, 4, at as u32);

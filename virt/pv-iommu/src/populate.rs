@@ -7,8 +7,8 @@
 //! next one once a MAP comes within 64 pages of the end:
 //!
 //! ```text
-//! MAP ─▶ Windows::ask ── a bit, once a window ─▶ helper: at = window; given back? ─▶ populate
-//! balloon ─▶ Windows::give_back ── a bit ─▶ at == window? the pages stay : they are discarded
+//! MAP ─▶ PopulateWindows::ask ── a bit, once a window ─▶ helper: at = window; given back? ─▶ populate
+//! balloon ─▶ PopulateWindows::give_back ── a bit ─▶ at == window? the pages stay : they are discarded
 //! ```
 //! After the paper's page pool and prefetching of host page tables (HOPT), as far as a process can
 //! have them.
@@ -20,10 +20,10 @@
 //!
 //! **Memory that the guest has given back** (balloon, free page reporting) is not to come back by
 //! this. A window with one such page is not populated any more. Who discards says so *before* it
-//! does ([`Windows::give_back`]), and the helper says which window it is at before it looks whether
-//! that was given back. Both are sequentially consistent, so one of the two sees the other: either
-//! the helper leaves the window alone, or the pages stay, which costs the host at most the 1 MiB
-//! that the helper was at, once for each window. Neither waits.
+//! does ([`PopulateWindows::give_back`]), and the helper says which window it is at before it looks
+//! whether that was given back. Both are sequentially consistent, so one of the two sees the other:
+//! either the helper leaves the window alone, or the pages stay, which costs the host at most the 1
+//! MiB that the helper was at, once for each window. Neither waits.
 //!
 //! **Memory whose pages come and go** (`--resident`, a pager) is populated by nobody. A page that
 //! is absent there belongs to the pager: its content is in the store or on a disk, and the hole in
@@ -54,7 +54,7 @@ const NONE: u64 = u64::MAX;
 /// Which windows of RAM are to be populated, and which not any more. Shared by the owner's thread,
 /// which asks and gives back, and the helper.
 #[derive(Debug)]
-pub struct Windows {
+pub struct PopulateWindows {
     /// Asked for, ever. Written by the owner.
     asked: Bits,
     /// The guest has given back a page of it, or it is not wholly RAM: not to be populated. Written
@@ -70,7 +70,7 @@ pub struct Windows {
     helper: OnceLock<Thread>,
 }
 
-impl Windows {
+impl PopulateWindows {
     /// Of RAM in these pieces: address and bytes.
     pub fn new(ram: impl Iterator<Item = (Gpa, u64)> + Clone) -> Self {
         let ends = ram.clone().map(|(gpa, len)| gpa.raw().saturating_add(len));
@@ -208,7 +208,7 @@ impl Bits {
 /// The helper's thread, which ends with this.
 #[derive(Debug)]
 pub struct Populator {
-    windows: Arc<Windows>,
+    windows: Arc<PopulateWindows>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -219,7 +219,7 @@ impl Populator {
     /// # Errors
     /// No thread.
     pub fn start(
-        windows: Arc<Windows>,
+        windows: Arc<PopulateWindows>,
         mut populate: impl FnMut(Gpa, u64) -> io::Result<()> + Send + 'static,
         failed: impl FnOnce(io::Error) + Send + 'static,
     ) -> io::Result<Self> {
@@ -270,19 +270,21 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    fn windows(ram: &[(u64, u64)]) -> Arc<Windows> {
+    fn windows(ram: &[(u64, u64)]) -> Arc<PopulateWindows> {
         let ram = ram.iter().map(|&(gpa, len)| (Gpa::new(gpa), len));
-        Arc::new(Windows::new(ram))
+        Arc::new(PopulateWindows::new(ram))
     }
 
     /// Windows that a helper would visit now.
-    fn asked(windows: &Windows) -> Vec<u64> {
+    fn asked(windows: &PopulateWindows) -> Vec<u64> {
         let mut done = vec![0; windows.asked.0.len()];
         std::iter::from_fn(|| windows.next(&mut done)).collect()
     }
 
     /// A helper that says which window it is at, and goes on when it is told how that ended.
-    fn helper(windows: &Arc<Windows>) -> (Populator, Receiver<u64>, Sender<io::Result<()>>) {
+    fn helper(
+        windows: &Arc<PopulateWindows>,
+    ) -> (Populator, Receiver<u64>, Sender<io::Result<()>>) {
         let ((say, at), (go_on, goes_on)) = (channel(), channel());
         let populate = move |gpa: Gpa, len| {
             assert_eq!((gpa.raw() % WINDOW, len), (0, WINDOW));

@@ -70,7 +70,7 @@ impl<'a> Case<'a> {
 
 /// One run, and what was measured right before it.
 #[derive(Clone, Copy, Debug)]
-pub struct Turn {
+pub struct TimedRun {
     /// Nanoseconds of a pair, per thread: of one thread its processor time, of two the time on the
     /// wall.
     pub ns: f64,
@@ -97,7 +97,7 @@ pub struct Outcome {
     /// Runs in which a thread was not running all the time, because others use the machine.
     pub disturbed: usize,
     /// Runs of each turn, so that two cases can be compared turn by turn.
-    pub runs: Vec<Turn>,
+    pub runs: Vec<TimedRun>,
 }
 
 impl Outcome {
@@ -107,10 +107,11 @@ impl Outcome {
     pub fn turn_by_turn(
         &self,
         other: &Self,
-        of: impl Fn(&Turn, &Turn) -> Option<f64>,
+        of: impl Fn(&TimedRun, &TimedRun) -> Option<f64>,
     ) -> Option<Measured> {
         let pairs = || self.runs.iter().zip(&other.runs);
-        let is_quiet = |this: &Turn, other: &Turn| !this.is_disturbed && !other.is_disturbed;
+        let is_quiet =
+            |this: &TimedRun, other: &TimedRun| !this.is_disturbed && !other.is_disturbed;
         let any_quiet = pairs().any(|(this, other)| is_quiet(this, other));
         Measured::of(
             pairs()
@@ -152,7 +153,7 @@ impl Turns {
 
     /// Measures the cases; one that fails, or that needs more CPUs than there are, has its error.
     pub fn measure(&self, cases: &[Case<'_>]) -> Vec<Result<Outcome>> {
-        let mut found: Vec<Result<Vec<Turn>>> = cases.iter().map(|_| Ok(Vec::new())).collect();
+        let mut found: Vec<Result<Vec<TimedRun>>> = cases.iter().map(|_| Ok(Vec::new())).collect();
         for _ in 0..self.runs {
             self.wait_for_others();
             for (case, found) in cases.iter().zip(&mut found) {
@@ -195,7 +196,7 @@ impl Turns {
     }
 
     /// One run, and up to two more if others disturbed it: the least disturbed of them.
-    fn attempt(&self, case: &Case<'_>) -> Result<Turn> {
+    fn attempt(&self, case: &Case<'_>) -> Result<TimedRun> {
         let mut best: Option<(Run, Option<f64>)> = None;
         for _ in 0..3 {
             let rtt = (case.threads > 1).then(|| self.round_trip()).flatten();
@@ -213,7 +214,7 @@ impl Turns {
         }
         let (run, rtt_ns) = best.expect("there was an attempt");
         let is_alone = case.threads == 1;
-        Ok(Turn {
+        Ok(TimedRun {
             ns: if is_alone { run.cpu_ns } else { run.wall_ns },
             mps: if is_alone {
                 1e3 / run.cpu_ns
@@ -227,13 +228,14 @@ impl Turns {
     }
 }
 
-fn outcome(runs: Vec<Turn>) -> Outcome {
+fn outcome(runs: Vec<TimedRun>) -> Outcome {
     let disturbed = runs.iter().filter(|run| run.is_disturbed).count();
-    let is_counted = |run: &&Turn| !run.is_disturbed || disturbed == runs.len();
-    let of = |value: &dyn Fn(&Turn) -> Option<f64>| {
+    let is_counted = |run: &&TimedRun| !run.is_disturbed || disturbed == runs.len();
+    let of = |value: &dyn Fn(&TimedRun) -> Option<f64>| {
         Measured::of(runs.iter().filter(is_counted).filter_map(value))
     };
-    let must = |value: &dyn Fn(&Turn) -> f64| of(&|run| Some(value(run))).expect("there are runs");
+    let must =
+        |value: &dyn Fn(&TimedRun) -> f64| of(&|run| Some(value(run))).expect("there are runs");
     Outcome {
         ns: must(&|run| run.ns),
         mps: must(&|run| run.mps),
@@ -283,8 +285,8 @@ mod tests {
         assert!(works.ns.min > 0.0 && works.mps.median > 0.0);
     }
 
-    fn turn(ns: f64, rtt: f64, is_disturbed: bool) -> Turn {
-        Turn {
+    fn turn(ns: f64, rtt: f64, is_disturbed: bool) -> TimedRun {
+        TimedRun {
             ns,
             mps: 1e3 / ns,
             pairs: 1,

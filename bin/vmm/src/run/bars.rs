@@ -2,7 +2,7 @@
 //! needs it.
 
 use anyhow::bail;
-use pci::bus::{PciBus, Windows};
+use pci::bus::{BarWindows, PciBus};
 use platform::layout;
 
 /// Places all BARs, and answers in which windows: below 4 GiB if they fit there, otherwise with the
@@ -11,8 +11,8 @@ use platform::layout;
 ///
 /// # Errors
 /// They do not fit, and why there is no window beyond.
-pub fn place_bars(bus: &PciBus, address_bits: u8, ram_end: u64) -> anyhow::Result<Windows> {
-    let below = Windows {
+pub fn place_bars(bus: &PciBus, address_bits: u8, ram_end: u64) -> anyhow::Result<BarWindows> {
+    let below = BarWindows {
         low: layout::PCI_WINDOW..layout::PCI_WINDOW_END,
         high: 0..0,
     };
@@ -32,7 +32,7 @@ pub fn place_bars(bus: &PciBus, address_bits: u8, ram_end: u64) -> anyhow::Resul
             high.start
         );
     }
-    let windows = Windows { high, ..below };
+    let windows = BarWindows { high, ..below };
     bus.place_bars(&windows)?;
     Ok(windows)
 }

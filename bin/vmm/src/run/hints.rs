@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use anyhow::{Result, bail};
 use guest_mem::{Gpa, GuestRam};
-use pv_iommu::populate::{Populator, Windows};
+use pv_iommu::populate::{PopulateWindows, Populator};
 
 use super::args::{IommuArg, RunArgs};
 use crate::messages::say;
@@ -62,10 +62,11 @@ impl HintsConfig {
     }
 
     /// Returns the windows of this memory that may be populated, if any are to be.
-    pub fn windows(&self, ram: &GuestRam) -> Option<Arc<Windows>> {
+    pub fn windows(&self, ram: &GuestRam) -> Option<Arc<PopulateWindows>> {
         let regions = ram.regions().iter();
         let pieces = regions.map(|region| (region.gpa, region.len));
-        self.populates.then(|| Arc::new(Windows::new(pieces)))
+        self.populates
+            .then(|| Arc::new(PopulateWindows::new(pieces)))
     }
 }
 
@@ -73,7 +74,7 @@ impl HintsConfig {
 ///
 /// # Errors
 /// The host has no more threads.
-pub fn populate(windows: &Arc<Windows>, ram: &GuestRam) -> std::io::Result<Populator> {
+pub fn populate(windows: &Arc<PopulateWindows>, ram: &GuestRam) -> std::io::Result<Populator> {
     let ram = ram.clone();
     let populate = move |gpa: Gpa, len| ram.populate(gpa, len);
     Populator::start(windows.clone(), populate, |error| {

@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use assign::reach::Reach;
 use guest_mem::{GuestRam, PAGE_SIZE, Ticket};
-use pv_iommu::populate::{WINDOW, Windows};
+use pv_iommu::populate::{PopulateWindows, WINDOW};
 use vio::balloon::{BalloonIo, PageRange};
 
 /// Gives pages of this memory back.
@@ -25,7 +25,7 @@ pub struct Holes {
     ram: GuestRam,
     reach: Reach,
     /// Populated ahead of devices.
-    windows: Option<Arc<Windows>>,
+    windows: Option<Arc<PopulateWindows>>,
     has_failed: bool,
 }
 
@@ -41,7 +41,7 @@ impl Holes {
     }
 
     /// Returns the same, of memory of which these windows are populated ahead.
-    pub fn beside(self, windows: Option<Arc<Windows>>) -> Self {
+    pub fn beside(self, windows: Option<Arc<PopulateWindows>>) -> Self {
         Self { windows, ..self }
     }
 
@@ -172,7 +172,7 @@ mod tests {
     fn window_with_discarded_pages_is_not_populated_again() {
         let ram = ram();
         let pieces = ram.regions().iter().map(|own| (own.gpa, own.len));
-        let windows = Arc::new(Windows::new(pieces));
+        let windows = Arc::new(PopulateWindows::new(pieces));
         let mut holes = Holes::new(ram.clone(), Reach::default()).beside(Some(windows.clone()));
         // Across two windows.
         let across = PageRange {

@@ -23,7 +23,7 @@ use kvm::msi::KvmMsi;
 use kvm::routes::KvmRoutes;
 use kvm::vcpu::{self, Machine};
 use kvm::{Kvm, Vcpu, Vm, cpuid, kick, start_state};
-use pci::bus::{ConfigPorts, Ecam, PciBus, PciWindow, Windows};
+use pci::bus::{BarWindows, ConfigPorts, Ecam, PciBus, PciWindow};
 use pci::host_bridge::HostBridge;
 use platform::acpi::{self, AcpiConfig, PciResources};
 use platform::boot::{self, Payload};
@@ -382,7 +382,7 @@ fn console_output(config: &mut Config) -> anyhow::Result<(Sink, bool)> {
 fn buses(
     attached: &Attached,
     pci: Arc<PciBus>,
-    windows: &Windows,
+    windows: &BarWindows,
     ioapic: &Arc<Ioapic>,
     uart: &Arc<Uart>,
     control: &Arc<Control>,

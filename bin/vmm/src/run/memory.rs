@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::Result;
 use assign::reach::Reach;
 use guest_mem::{GuestRam, LastWindow, PhysMem, SlotMapping};
-use pv_iommu::populate::Windows;
+use pv_iommu::populate::PopulateWindows;
 use vio::balloon::BalloonIo;
 use vio::blk::BlockIo;
 
@@ -36,7 +36,7 @@ pub trait Memory<F> {
     }
 
     /// Windows of it that may be populated ahead of devices, if any are to be.
-    fn windows(&self) -> Option<Arc<Windows>> {
+    fn windows(&self) -> Option<Arc<PopulateWindows>> {
         None
     }
 
@@ -80,7 +80,7 @@ pub trait Paging {
 /// All of it is here.
 pub struct Plain {
     ram: GuestRam,
-    windows: Option<Arc<Windows>>,
+    windows: Option<Arc<PopulateWindows>>,
     hints: HintsConfig,
 }
 
@@ -102,7 +102,7 @@ impl<F> Memory<F> for Plain {
         LastWindow::new(self.ram.clone(), self.hints.caches)
     }
 
-    fn windows(&self) -> Option<Arc<Windows>> {
+    fn windows(&self) -> Option<Arc<PopulateWindows>> {
         self.windows.clone()
     }
 

@@ -3,10 +3,10 @@
 use super::column::Column;
 use super::figures::Figures;
 use super::per_io::{PerIo, round};
-use super::windows::Windows;
+use super::windows::ColumnWindows;
 
 /// Sets the figures of the measured reads, and their claims.
-pub fn summarize(figures: &mut Figures, windows: &Windows) {
+pub fn summarize(figures: &mut Figures, windows: &ColumnWindows) {
     windows.set(figures, |column| column.name().into(), "io");
     let median = |column, of: fn(&PerIo) -> f64| windows.median(column, of);
     let shared = |of: fn(&PerIo) -> f64| median(Column::Shared, of);
@@ -58,8 +58,8 @@ mod tests {
     }
 
     /// Returns one window of each column.
-    fn windows(of: impl Fn(Column) -> PerIo) -> Windows {
-        let mut windows = Windows::new(&Column::ALL);
+    fn windows(of: impl Fn(Column) -> PerIo) -> ColumnWindows {
+        let mut windows = ColumnWindows::new(&Column::ALL);
         for column in Column::ALL {
             windows.add(column, of(column));
         }

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::figures::Figures;
-use super::windows::Windows;
+use super::windows::ColumnWindows;
 
 /// Returns a table's first cell. It says whether the host is emulated, so that this stands beside
 /// the figures.
@@ -49,7 +49,7 @@ pub fn failures(figures: &Figures, text: &mut String) {
 }
 
 /// Renders the table for a reader.
-pub fn table(figures: &Figures, windows: &Windows, adaptive: &Windows) -> String {
+pub fn table(figures: &Figures, windows: &ColumnWindows, adaptive: &ColumnWindows) -> String {
     let number = |key: &str| figures.number(key);
     let mut text = format!(
         "\nExits per 4 KiB read: {} reads a window, medians of {} windows, in which guests take turns\n{}",
@@ -88,8 +88,8 @@ mod tests {
     use super::super::per_io::PerIo;
     use super::*;
 
-    fn windows(columns: &'static [Column], idle: &'static str) -> Windows {
-        let mut windows = Windows::with_idle(columns, idle);
+    fn windows(columns: &'static [Column], idle: &'static str) -> ColumnWindows {
+        let mut windows = ColumnWindows::with_idle(columns, idle);
         for (at, column) in columns.iter().enumerate() {
             windows.add(
                 *column,

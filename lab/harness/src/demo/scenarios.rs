@@ -6,7 +6,7 @@ use serde_json::Value;
 use super::column::Column;
 use super::figures::Figures;
 use super::per_io::{PerIo, round};
-use super::windows::Windows;
+use super::windows::ColumnWindows;
 use super::{DemoArgs, Table, claims, report, say};
 use crate::system::guest::{Guest, Outcome, RunningGuest};
 use crate::system::host::Host;
@@ -73,9 +73,9 @@ pub fn windows_of(windows: &[Value], count: u32, requests: u32) -> Result<Vec<Pe
 
 /// Measures the reads: first of the guests that differ in their registers, then of those whose
 /// kernels have their default policy.
-fn windows(host: &Host, args: &DemoArgs, figures: &mut Figures) -> Result<Windows> {
+fn windows(host: &Host, args: &DemoArgs, figures: &mut Figures) -> Result<ColumnWindows> {
     host.put(READS, &workloads::pattern(SEED_HOST))?;
-    let mut windows = Windows::new(&Column::ALL);
+    let mut windows = ColumnWindows::new(&Column::ALL);
     for columns in [&Column::STRICT[..], &Column::STOCK] {
         for (column, outcome) in in_turns(host, args, columns)? {
             for window in windows_of(outcome.windows(), args.rounds, args.reads())? {
@@ -132,9 +132,9 @@ fn go_on(guest: &mut RunningGuest<'_>) -> Result<()> {
 
 /// Measures the same reads with a sidecore that sleeps, one window for each mode. The last guest,
 /// `shared`, is then idle for a while, and after that runs all other scenarios.
-fn adaptive(host: &Host, args: &DemoArgs, figures: &mut Figures) -> Result<Windows> {
+fn adaptive(host: &Host, args: &DemoArgs, figures: &mut Figures) -> Result<ColumnWindows> {
     const IDLE: &str = "adaptive";
-    let mut windows = Windows::with_idle(&Column::STRICT, IDLE);
+    let mut windows = ColumnWindows::with_idle(&Column::STRICT, IDLE);
     for column in Column::STRICT {
         say(&format!(
             "--idle {IDLE}: {} direct reads, {}",

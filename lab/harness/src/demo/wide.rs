@@ -12,7 +12,7 @@ use super::column::Column;
 use super::figures::Figures;
 use super::report;
 use super::scenarios::windows_of;
-use super::windows::Windows;
+use super::windows::ColumnWindows;
 use super::{DemoArgs, Table, say};
 use crate::system::guest::{Guest, Outcome};
 use crate::system::host::Host;
@@ -80,7 +80,8 @@ pub fn run(host: &Host, args: &DemoArgs, figures: &mut Figures) -> Result<Table>
         format!("disk latency {LATENCY_US} to {longest} µs; datagrams of 8 to 1,400 bytes"),
     );
     figures.set("requests_per_window", args.reads());
-    let mut of: [Windows; WORKLOADS.len()] = WORKLOADS.map(|_| Windows::new(&Column::ALL));
+    let mut of: [ColumnWindows; WORKLOADS.len()] =
+        WORKLOADS.map(|_| ColumnWindows::new(&Column::ALL));
     let mut wrong = None;
     for column in Column::ALL {
         say(&format!("{}: reads, writes, UDP", column.name()));
@@ -147,7 +148,7 @@ fn take(
     outcome: &Outcome,
     args: &DemoArgs,
     column: Column,
-    of: &mut [Windows; WORKLOADS.len()],
+    of: &mut [ColumnWindows; WORKLOADS.len()],
 ) -> Result<()> {
     let mut rest = outcome.windows();
     for (workload, windows) in WORKLOADS.iter().zip(of) {
@@ -160,7 +161,7 @@ fn take(
 }
 
 /// Sets the figures of a workload, and the claim that shared registers took no exit in it.
-fn summarize(figures: &mut Figures, workload: &Workload, windows: &Windows) {
+fn summarize(figures: &mut Figures, workload: &Workload, windows: &ColumnWindows) {
     let Workload { name, per, .. } = *workload;
     windows.set(figures, |column| format!("{name}_{}", column.name()), per);
     let iommu = windows.median(Column::Shared, |window| window.cause("iommu"));
@@ -168,7 +169,7 @@ fn summarize(figures: &mut Figures, workload: &Workload, windows: &Windows) {
     figures.claim(&key, iommu == 0.0, || format!("{iommu} per {per}"));
 }
 
-fn table(figures: &Figures, of: &[Windows; WORKLOADS.len()]) -> String {
+fn table(figures: &Figures, of: &[ColumnWindows; WORKLOADS.len()]) -> String {
     let mut text = format!(
         "\nExits of requests that meet a guest awake: {} requests a window, medians of {} windows\n{}",
         figures.number("requests_per_window"),
@@ -225,12 +226,12 @@ mod tests {
     #[test]
     fn windows_go_to_their_workload_and_an_echo_is_two_packets() {
         let args = args(&["--wide", "--rounds", "2", "--reads", "100"]);
-        let mut of = WORKLOADS.map(|_| Windows::new(&Column::ALL));
+        let mut of = WORKLOADS.map(|_| ColumnWindows::new(&Column::ALL));
         let all = outcome(&[100, 200, 300, 400, 500, 600, 700, 800]);
         take(&all, &args, Column::Trap, &mut of).unwrap();
         let medians = of.map(|windows| windows.median(Column::Trap, |w| w.total));
         assert_eq!(medians, [1.5, 3.5, 2.75, 3.75]);
-        let mut of = WORKLOADS.map(|_| Windows::new(&Column::ALL));
+        let mut of = WORKLOADS.map(|_| ColumnWindows::new(&Column::ALL));
         let one_less = outcome(&[100, 200, 300, 400, 500, 600, 700]);
         assert!(take(&one_less, &args, Column::Trap, &mut of).is_err());
     }
@@ -238,7 +239,7 @@ mod tests {
     #[test]
     fn each_workload_has_the_totals_of_each_column_in_the_report() {
         let mut figures = Figures::default();
-        let mut of = WORKLOADS.map(|_| Windows::new(&Column::ALL));
+        let mut of = WORKLOADS.map(|_| ColumnWindows::new(&Column::ALL));
         for (at, windows) in of.iter_mut().enumerate() {
             for column in Column::ALL {
                 windows.add(
@@ -269,7 +270,7 @@ mod tests {
 
     #[test]
     fn an_exit_at_a_shared_register_is_no_success() {
-        let mut windows = Windows::new(&Column::ALL);
+        let mut windows = ColumnWindows::new(&Column::ALL);
         let mut window = PerIo::default();
         window.causes[0] = 0.001;
         windows.add(Column::Shared, window);

@@ -7,13 +7,13 @@ use super::figures::Figures;
 use super::per_io::{CAUSES, PerIo, median, round};
 
 /// Counts of the guests of each column.
-pub struct Windows {
+pub struct ColumnWindows {
     of: [Vec<PerIo>; Column::ALL.len()],
     columns: &'static [Column],
     idle: &'static str,
 }
 
-impl Windows {
+impl ColumnWindows {
     /// Creates a set without windows, of these columns, whose sidecores poll.
     pub fn new(columns: &'static [Column]) -> Self {
         Self::with_idle(columns, "poll")

@@ -10,7 +10,7 @@ use guest_mem::SourceId;
 use machine::port::OwnedFunction;
 use machine::{FunctionLines, FunctionShape, ResolveFunction};
 use pci::bars::{BARS, COMMAND, COMMAND_MEMORY, FIRST_BAR};
-use pci::bus::{Ecam, PciBus, PciWindow, Windows};
+use pci::bus::{BarWindows, Ecam, PciBus, PciWindow};
 use pci::host_bridge::HostBridge;
 use pci::port::FunctionPort;
 use platform::bus::{AccessCause, BusDevice};
@@ -63,7 +63,7 @@ struct TestBus {
 
 impl TestBus {
     fn new(port: impl FunctionPort + 'static) -> Self {
-        let windows = Windows {
+        let windows = BarWindows {
             low: layout::PCI_WINDOW..layout::PCI_WINDOW_END,
             high: 0..0,
         };

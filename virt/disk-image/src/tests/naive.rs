@@ -6,7 +6,7 @@ const COMPRESSED: u64 = 1 << 62;
 
 /// Location of a cluster of the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum ClusterLocation {
     /// Nowhere: what is behind the image, or zeroes.
     Behind,
     Zero,
@@ -19,7 +19,7 @@ pub enum Place {
 pub struct Naive {
     pub cluster: usize,
     /// Of each cluster of the disk.
-    pub places: Vec<Place>,
+    pub places: Vec<ClusterLocation>,
 }
 
 impl Naive {
@@ -111,7 +111,7 @@ impl Walk<'_> {
         &mut self,
         offset: u64,
         entries: usize,
-        mut places: Option<&mut Vec<Place>>,
+        mut places: Option<&mut Vec<ClusterLocation>>,
     ) -> Result<(), String> {
         self.refer("an L1 table", offset, entries as u64 * 8)?;
         let per_table = self.cluster() / 8;
@@ -121,7 +121,7 @@ impl Walk<'_> {
             if table == 0 {
                 if let Some(places) = &mut places {
                     let len = self.disk.min(places.len() + per_table);
-                    places.resize(len, Place::Behind);
+                    places.resize(len, ClusterLocation::Behind);
                 }
                 continue;
             }
@@ -145,14 +145,14 @@ impl Walk<'_> {
         Ok(())
     }
 
-    fn l2_entry(&mut self, entry: u64, is_active: bool) -> Result<Place, String> {
+    fn l2_entry(&mut self, entry: u64, is_active: bool) -> Result<ClusterLocation, String> {
         if entry == 0 {
-            return Ok(Place::Behind);
+            return Ok(ClusterLocation::Behind);
         }
         if entry & COMPRESSED != 0 {
             let (offset, len) = compressed(entry, self.bits);
             self.refer("compressed data", offset as u64, len as u64)?;
-            return Ok(Place::Compressed(entry));
+            return Ok(ClusterLocation::Compressed(entry));
         }
         let offset = entry & OFFSET;
         if !(offset as usize).is_multiple_of(self.cluster()) {
@@ -165,9 +165,9 @@ impl Walk<'_> {
             }
         }
         Ok(match offset {
-            _ if self.version >= 3 && entry & 1 != 0 => Place::Zero,
-            0 => Place::Behind,
-            offset => Place::At(offset as usize),
+            _ if self.version >= 3 && entry & 1 != 0 => ClusterLocation::Zero,
+            0 => ClusterLocation::Behind,
+            offset => ClusterLocation::At(offset as usize),
         })
     }
 }

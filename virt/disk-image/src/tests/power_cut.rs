@@ -24,7 +24,7 @@ use imago::qcow2::Qcow2;
 use seeded::Random;
 use tempfile::TempDir;
 
-use super::naive::{self, Place};
+use super::naive::{self, ClusterLocation};
 use super::recorder::{Event, Recorder, SECTOR};
 use crate::chain;
 use crate::check::check;
@@ -481,10 +481,10 @@ impl Replay {
             let offset = at * SECTOR;
             let place = naive.places[offset / naive.cluster];
             let word = match place {
-                Place::Zero => 0,
-                Place::Behind if self.shape.has_backing => word(BEHIND, at),
-                Place::Behind => 0,
-                Place::At(host) => {
+                ClusterLocation::Zero => 0,
+                ClusterLocation::Behind if self.shape.has_backing => word(BEHIND, at),
+                ClusterLocation::Behind => 0,
+                ClusterLocation::At(host) => {
                     let host = host + offset % naive.cluster;
                     // The file may end within its last cluster.
                     let mut sector = [0; SECTOR];
@@ -493,7 +493,7 @@ impl Replay {
                     sector[..len].copy_from_slice(&rest[..len]);
                     read_word(&sector).ok_or_else(|| format!("sector {at} is a mixture"))?
                 }
-                Place::Compressed(entry) => {
+                ClusterLocation::Compressed(entry) => {
                     let now = naive.compressed_data(bytes, entry);
                     match self.compressed.get(&(offset / naive.cluster)) {
                         Some((before, data)) if *before == entry && data == now => {
@@ -624,7 +624,7 @@ fn replay(
     let naive = naive::walk(&stable).expect("sound before");
     let mut compressed = HashMap::new();
     for (at, place) in naive.places.iter().enumerate() {
-        if let Place::Compressed(entry) = *place {
+        if let ClusterLocation::Compressed(entry) = *place {
             let data = naive.compressed_data(&stable, entry).to_vec();
             compressed.insert(at, (entry, data));
         }
@@ -791,7 +791,7 @@ fn rest_of_a_cluster_survives_a_power_cut_under_a_sub_cluster_write() {
         let mut stable = run.recorder.bytes();
         run.write(&[(11, 2)]);
         let now = naive::walk(&run.recorder.bytes())?;
-        let Place::At(data) = now.places[1] else {
+        let ClusterLocation::At(data) = now.places[1] else {
             return Err(format!("the cluster is {:?}", now.places[1]));
         };
         // The disk has everything but those data, unless they were synced.
@@ -803,7 +803,7 @@ fn rest_of_a_cluster_survives_a_power_cut_under_a_sub_cluster_write() {
             });
         }
         let naive = naive::walk(&stable)?;
-        let Place::At(host) = naive.places[1] else {
+        let ClusterLocation::At(host) = naive.places[1] else {
             return Err(format!("the cluster is {:?}", naive.places[1]));
         };
         for at in [8, 9, 10, 13, 14, 15] {

@@ -8,8 +8,8 @@ use crate::host_bridge::HostBridge;
 const LOW: u64 = layout::PCI_WINDOW;
 const HIGH: u64 = 0x70_0000_0000;
 
-fn windows(high: u64) -> Windows {
-    Windows {
+fn windows(high: u64) -> BarWindows {
+    BarWindows {
         low: LOW..layout::PCI_WINDOW_END,
         high: HIGH..HIGH + high,
     }
@@ -238,7 +238,7 @@ fn a_large_64_bit_bar_goes_beyond_4_gib_and_answers_there() {
 fn bars_go_where_they_fit_and_small_ones_stay_below_4_gib() {
     const MIB: u64 = 1 << 20;
     let (low, high) = (windows(0), windows(4096 * MIB));
-    type Case<'a> = (&'a Windows, &'a [(u64, bool)], Option<&'a [u64]>);
+    type Case<'a> = (&'a BarWindows, &'a [(u64, bool)], Option<&'a [u64]>);
     let cases: [Case<'_>; 9] = [
         (
             &low,
@@ -363,7 +363,7 @@ fn the_bus_has_32_slots() {
 #[test]
 fn bars_that_do_not_fit_are_an_error() {
     let bus = PciBus::new(Arc::new(HostBridge::default()));
-    let windows = Windows {
+    let windows = BarWindows {
         low: LOW..LOW + 0x8000,
         high: HIGH..HIGH,
     };

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use guest_mem::{Gpa, Intent, PAGE_SIZE, PhysMem, Stop, Ticket};
 
 use crate::mappings::Mapping;
-use crate::populate::Windows;
+use crate::populate::PopulateWindows;
 
 /// Pages that one call asks for at most, 256 KiB.
 pub const PAGES: u64 = 64;
@@ -30,7 +30,7 @@ pub const TICKETS: usize = 16;
 #[derive(Debug, Default)]
 pub struct Hints {
     gathers: bool,
-    windows: Option<Arc<Windows>>,
+    windows: Option<Arc<PopulateWindows>>,
     /// To be asked for by this call, [`PAGES`] pages at most.
     pieces: Vec<(Gpa, u64, Intent)>,
     /// Pages of `pieces`.
@@ -65,7 +65,7 @@ pub struct HintCounts {
 
 impl Hints {
     /// Asks for pages that may be absent, if it `gathers`, and for `windows` to be populated.
-    pub fn new(gathers: bool, windows: Option<Arc<Windows>>) -> Self {
+    pub fn new(gathers: bool, windows: Option<Arc<PopulateWindows>>) -> Self {
         Self {
             gathers,
             windows,

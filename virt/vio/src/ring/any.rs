@@ -7,7 +7,7 @@ use guest_mem::{Dma, Pages, Ticket};
 use super::chain::{Chain, Violation};
 use super::journal::{Journal, RingPosition, RingStart, StartError};
 use super::lookahead::Lookahead;
-use super::order::{CompletedChain, Order};
+use super::order::{CompletedChain, UsedOrder};
 use super::packed::PackedQueue;
 use super::parked::{Parked, RingStats, RingStop};
 use super::single::{self, Single};
@@ -294,7 +294,7 @@ impl Ring {
                 return;
             }
             for (single, len) in singles.iter().zip(written) {
-                let seq = ring.order.as_mut().map_or(0, Order::take);
+                let seq = ring.order.as_mut().map_or(0, UsedOrder::take);
                 let token = single.token(seq);
                 match &mut ring.order {
                     Some(order) if is_fit => order.end(CompletedChain { token, len }),

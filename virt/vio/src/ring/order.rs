@@ -31,7 +31,7 @@ impl CompletedChain {
 
 /// Chains that were taken, in order, with their ends.
 #[derive(Debug)]
-pub(super) struct Order {
+pub(super) struct UsedOrder {
     /// `seq` of the first that was not published.
     first: Counter,
     /// `seq` of the next to be taken.
@@ -43,7 +43,7 @@ pub(super) struct Order {
     places: Vec<Option<CompletedChain>>,
 }
 
-impl Order {
+impl UsedOrder {
     /// Of a ring with `size` entries, at most 32768.
     pub(super) fn new(size: u16) -> Self {
         Self {

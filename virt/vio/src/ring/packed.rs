@@ -36,7 +36,7 @@ use super::area::Area;
 use super::chain::{DESC_SIZE, RawDescriptor};
 use super::counter::Counter;
 use super::journal::{Journal, RingPosition, RingStart, StartError};
-use super::order::Order;
+use super::order::UsedOrder;
 use super::parked::ParkState;
 use super::table::Table;
 use crate::queue_config::{ActivateError, QueueConfig, feature};
@@ -96,7 +96,7 @@ pub struct PackedQueue {
     /// Chains to take before any other, with the journal's slots.
     pub(super) replay: VecDeque<(u16, Vec<RawDescriptor>)>,
     /// Completions in order, with IN_ORDER.
-    pub(super) order: Option<Order>,
+    pub(super) order: Option<UsedOrder>,
     pub(super) journal: Option<Box<dyn Journal>>,
     /// A request could not be recorded: nothing is published any more.
     is_broken: bool,
@@ -156,7 +156,7 @@ impl PackedQueue {
             park_state: ParkState::default(),
             table: Table::default(),
             replay: VecDeque::new(),
-            order: (features & feature::IN_ORDER != 0).then(|| Order::new(size)),
+            order: (features & feature::IN_ORDER != 0).then(|| UsedOrder::new(size)),
             journal: None,
             is_broken: false,
         })

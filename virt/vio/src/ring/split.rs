@@ -32,7 +32,7 @@ use virtqueue::split::{FLAGS, IDX, Layout, RING, Unfit};
 use super::area::Area;
 use super::counter::Counter;
 use super::journal::{Journal, RingPosition, RingStart, StartError};
-use super::order::Order;
+use super::order::UsedOrder;
 use super::parked::ParkState;
 use super::table::Table;
 use crate::queue_config::{ActivateError, QueueConfig, feature};
@@ -66,7 +66,7 @@ pub struct SplitQueue {
     /// Heads to take before any other.
     pub(super) replay: VecDeque<u16>,
     /// Completions in order, with IN_ORDER.
-    pub(super) order: Option<Order>,
+    pub(super) order: Option<UsedOrder>,
     pub(super) journal: Option<Journaled>,
 }
 
@@ -119,7 +119,7 @@ impl SplitQueue {
             park_state: ParkState::default(),
             table: Table::default(),
             replay: VecDeque::new(),
-            order: (features & feature::IN_ORDER != 0).then(|| Order::new(size)),
+            order: (features & feature::IN_ORDER != 0).then(|| UsedOrder::new(size)),
             journal: None,
         })
     }

@@ -6,7 +6,7 @@ use fake_mem::PagedMem;
 use guest_mem::PAGE_SIZE;
 
 use super::*;
-use crate::populate::Windows;
+use crate::populate::PopulateWindows;
 use crate::unit::hints::{PAGES, TICKETS};
 
 /// A unit over memory of which all is absent, with a disk attached to domain 1.
@@ -145,7 +145,7 @@ fn what_is_refused_or_no_memory_hints_at_nothing() {
 fn a_flood_of_maps_asks_for_so_many_pages_and_no_more() {
     const BYTES: u64 = 64 << 20;
     const MAPS: u64 = 1_000_000;
-    let windows = Arc::new(Windows::new([(Gpa::new(0), BYTES)].into_iter()));
+    let windows = Arc::new(PopulateWindows::new([(Gpa::new(0), BYTES)].into_iter()));
     let mut paged = Paged::new(Hints::new(true, Some(windows)), BYTES);
     for turn in 0..MAPS {
         let page = turn * 67 % (BYTES / PAGE_SIZE);

@@ -8,7 +8,7 @@ use crate::ring::chain::{
     Chain, DESC_F_INDIRECT, DESC_F_NEXT, DESC_SIZE, RawDescriptor, Violation,
 };
 use crate::ring::lookahead::Lookahead;
-use crate::ring::order::Order;
+use crate::ring::order::UsedOrder;
 use crate::ring::parked::RingStop;
 use crate::ring::token::Token;
 
@@ -197,7 +197,7 @@ impl PackedQueue {
             }
         }
         self.taken.add(1);
-        let seq = self.order.as_mut().map_or(0, Order::take);
+        let seq = self.order.as_mut().map_or(0, UsedOrder::take);
         Token::new(chain.head(), chain.descs(), slot, seq, chain.writable_len())
     }
 }

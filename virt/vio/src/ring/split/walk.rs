@@ -6,7 +6,7 @@ use virtqueue::split;
 use super::{IDX, RING, SplitQueue, load_u16};
 use crate::ring::chain::{Chain, DESC_SIZE, RawDescriptor, Violation};
 use crate::ring::lookahead::Lookahead;
-use crate::ring::order::Order;
+use crate::ring::order::UsedOrder;
 use crate::ring::parked::RingStop;
 use crate::ring::token::Token;
 
@@ -149,7 +149,7 @@ impl SplitQueue {
         } else {
             self.replay.pop_front();
         }
-        let seq = self.order.as_mut().map_or(0, Order::take);
+        let seq = self.order.as_mut().map_or(0, UsedOrder::take);
         Token::new(chain.head(), 1, slot, seq, chain.writable_len())
     }
 
