@@ -22,12 +22,12 @@ use crate::events::{Ask, Cores, Step};
 /// Number of cores in a generation from which one flush for all is cheaper than a flush for each.
 const ENOUGH: usize = 2;
 /// Waits in a row that press, as in `dma-map`.
-const PRESSED: u32 = 4;
+const CONTENDED: u32 = 4;
 /// Bound of the back-off: a core whose batch no other core joined opens one again after at most so
 /// many waits in a row.
-const PRESSED_MAX: u32 = 256;
+const CONTENDED_MAX: u32 = 256;
 /// Number of batches that a core joins before it tries once more without.
-const MEETINGS: u32 = 256;
+const JOINS: u32 = 256;
 /// A wait is short below this part of a flush.
 const SHORT: f64 = 4.0;
 /// Transfers from the beginning of a flush until the other cores know of it.
@@ -52,23 +52,23 @@ impl Word {
 
 #[derive(Clone, Default)]
 struct JoinPolicy {
-    meetings: u32,
-    pressed: u32,
+    joins_left: u32,
+    contended: u32,
     calls_at: u32,
     asked_at: f64,
 }
 
 impl JoinPolicy {
-    fn met(&mut self) {
-        self.meetings = self.meetings.checked_sub(1).unwrap_or(MEETINGS);
-        self.pressed = PRESSED - 1;
-        self.calls_at = PRESSED;
+    fn joined(&mut self) {
+        self.joins_left = self.joins_left.checked_sub(1).unwrap_or(JOINS);
+        self.contended = CONTENDED - 1;
+        self.calls_at = CONTENDED;
     }
 
-    fn met_nobody(&mut self) {
-        self.meetings = 0;
-        self.pressed = 0;
-        self.calls_at = (2 * self.calls_at.max(PRESSED)).min(PRESSED_MAX);
+    fn joined_alone(&mut self) {
+        self.joins_left = 0;
+        self.contended = 0;
+        self.calls_at = (2 * self.calls_at.max(CONTENDED)).min(CONTENDED_MAX);
     }
 }
 
@@ -86,12 +86,12 @@ struct Play<'a> {
     /// Time at which the batch of the generation before is known to be complete; `None` where it
     /// had none.
     complete_at: Option<f64>,
-    habits: Vec<JoinPolicy>,
+    policies: Vec<JoinPolicy>,
 }
 
 /// Plays until the run is over.
 pub(crate) fn play(cores: &mut Cores, c: Constants, own: f64, gather: f64) {
-    let habits = vec![JoinPolicy::default(); cores.count()];
+    let policies = vec![JoinPolicy::default(); cores.count()];
     let mut play = Play {
         cores,
         c,
@@ -103,13 +103,13 @@ pub(crate) fn play(cores: &mut Cores, c: Constants, own: f64, gather: f64) {
         members: Vec::new(),
         is_awaited: false,
         complete_at: None,
-        habits,
+        policies,
     };
     while let Some(Ask { at, core, step }) = play.cores.next() {
         let goes_on = match step {
-            Step::Asks if play.habits[core].meetings > 0 => play.post(at, core),
+            Step::Asks if play.policies[core].joins_left > 0 => play.post(at, core),
             Step::Asks => {
-                play.habits[core].asked_at = at;
+                play.policies[core].asked_at = at;
                 play.alone(at, core)
             }
             Step::Retries => play.alone(at, core),
@@ -144,21 +144,21 @@ impl Play<'_> {
 
     /// `core` has not met others lately. False, as from all these, when the run is over.
     fn alone(&mut self, at: f64, core: usize) -> bool {
-        let habit = &mut self.habits[core];
-        if habit.pressed >= PRESSED && !self.members.is_empty() {
+        let policy = &mut self.policies[core];
+        if policy.contended >= CONTENDED && !self.members.is_empty() {
             return self.post(at, core);
         }
         if at < self.hardware.free_at {
-            if habit.pressed >= habit.calls_at.max(PRESSED) {
+            if policy.contended >= policy.calls_at.max(CONTENDED) {
                 return self.post(at, core);
             }
             let idle_at = self.hardware.free_at;
             self.cores.comes(core, idle_at, Step::Retries);
             return true;
         }
-        let waited = at - habit.asked_at;
-        habit.pressed = match waited > 0.0 && waited * SHORT >= self.c.flush_ns {
-            true => habit.pressed + 1,
+        let waited = at - policy.asked_at;
+        policy.contended = match waited > 0.0 && waited * SHORT >= self.c.flush_ns {
+            true => policy.contended + 1,
             false => 0,
         };
         let end = self.submit(at, core) + self.c.flush_ns;
@@ -210,10 +210,10 @@ impl Play<'_> {
         self.complete_at = (members.len() >= ENOUGH).then_some(heard);
         let mut goes_on = true;
         for member in &members {
-            let habit = &mut self.habits[*member];
+            let policy = &mut self.policies[*member];
             match members.len() >= ENOUGH {
-                true => habit.met(),
-                false => habit.met_nobody(),
+                true => policy.joined(),
+                false => policy.joined_alone(),
             }
             let seen = if *member == core { end } else { heard };
             goes_on &= self.cores.made(*member, 1, seen, seen + self.own);

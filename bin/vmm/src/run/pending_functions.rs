@@ -131,11 +131,11 @@ impl<'a, F: Functions, M: PhysMem> PendingFunctions<'a, F, M> {
     ) -> usize {
         let (source, shape) = (function.get().source(), function.get().shape());
         let events = doorbells.as_ref().map(KvmDoorbells::events);
-        let wires = FunctionLines {
+        let function_lines = FunctionLines {
             doorbells: doorbells.map(|doorbells| Box::new(doorbells) as Box<dyn Doorbells>),
             pin: None,
         };
-        let number = self.owner.add(unit, function, wires);
+        let number = self.owner.add(unit, function, function_lines);
         self.plugged.push(Plug {
             source,
             number,
