@@ -50,7 +50,7 @@ pub struct Guest {
     pub device: Caged,
     dma: FlatDma,
     out: BTreeMap<u16, Made>,
-    /// What was acknowledged of each sector.
+    /// Contents of each sector as last acknowledged.
     model: Vec<u8>,
 }
 
