@@ -1,14 +1,15 @@
-//! The book of one container: which IOVAs go where, as far as a device may reach it.
+//! The book of one container: the mappings through which its device may reach memory.
 //!
 //! ```text
-//!             map called            guest unmapped, kept by policy        unmap called            call over
-//!  (nothing) ───────────▶ live ──────────────────────────────────▶ stale ──────────▶ leaving ──────────────▶ (nothing)
-//!                          └───────── guest unmapped, strict ────────────────────────▶│
-//!                          ▲──────── found again (optimistic) ──────┘
+//!             map            guest unmapped, kept           unmap             call
+//!            called             by the policy               called          returned
+//!  (nothing) ─────▶ live ────────────────────────▶ stale ─────────▶ leaving ────────▶ (nothing)
+//!                   │ ▲──── found again (optimistic) ─┘                ▲
+//!                   └───────────── guest unmapped, strict ─────────────┘
 //! ```
 //! A mapping is *entered* before the call that makes it and *leaves* after the call that ends it
-//! has succeeded: in between [`Reach`] says that its pages are in use. Live and stale mappings have
-//! no page in common. Each is one mapping of type 1, which can only go as a whole.
+//! has succeeded: in between [`Reach`] reports its pages as in use. Live and stale mappings have no
+//! page in common. Each is one mapping of type 1, which can only be unmapped as a whole.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -25,7 +26,7 @@ pub struct Mapping {
     pub pages: u64,
     /// First page of guest memory.
     pub gpa: u64,
-    /// What the device may do.
+    /// Access that the device has.
     pub access: Access,
 }
 
@@ -44,11 +45,11 @@ impl Mapping {
 /// A mapping that the guest has unmapped and the device still reaches.
 #[derive(Clone, Copy, Debug)]
 pub struct Stale {
-    /// Which.
+    /// The mapping.
     pub mapping: Mapping,
-    /// When that was seen, ns.
+    /// Time at which the unmapping was seen, in ns.
     pub since: u64,
-    /// The guest believes it gone: its WAIT has completed.
+    /// The guest considers it unmapped: its WAIT has completed.
     pub is_counted: bool,
 }
 

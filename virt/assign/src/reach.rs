@@ -1,16 +1,19 @@
-//! Which pages of guest memory assigned devices reach: what may be neither evicted nor discarded.
+//! Set of the pages of guest memory that assigned devices reach, which may be neither evicted nor
+//! discarded.
 //!
 //! A hole punched under a pinned page leaves the device writing into the old page while the
-//! processor sees a new one, without an error anywhere. So whoever takes pages away asks here
-//! first: the owner's `in_use`, which is on the pager's path, and a balloon over plain memory.
+//! processor sees a new one, without an error anywhere. So all code that takes pages away checks
+//! this set first: the owner's `in_use`, which is on the pager's path, and a balloon over plain
+//! memory.
 //!
 //! ```text
-//! run of pages = blocks of 2^k pages, each aligned to its size     5..=12  =  5 | 6..7 | 8..11 | 12
+//! run of pages = blocks of 2^k pages, each aligned to its size
+//!                e.g. 5..=12  =  5 | 6..7 | 8..11 | 12
 //! page p is reached  <=>  for some k there is a block p >> k of order k
 //! ```
-//! A run is at most two blocks of each order, so entering, leaving and asking about a page cost a
-//! look-up for each order that is in use, however many mappings there are and however large they
-//! are. The same page may be reached through several mappings: blocks are counted.
+//! A run is at most two blocks of each order, so insertion, removal and a query of a page cost a
+//! look-up for each order that is in use, regardless of the number and size of the mappings. The
+//! same page may be reached through several mappings: blocks are counted.
 //!
 //! Shared by all devices of a machine and by its balloon; all run on the owner's thread, so the
 //! lock is never waited for.

@@ -29,13 +29,13 @@ const COMMAND_MEMORY: u16 = 1 << 1;
 const COMMAND_MASTER: u16 = 1 << 2;
 const COMMAND_PIN_OFF: u16 = 1 << 10;
 
-/// Why a device cannot be assigned.
+/// Reason why a device cannot be assigned.
 #[derive(Debug, Error)]
 pub enum OpenError {
-    /// VFIO does not give it.
+    /// VFIO refuses it.
     #[error(transparent)]
     Vfio(#[from] VfioError),
-    /// A guest cannot have it.
+    /// It is not fit for a guest.
     #[error("{address} cannot be assigned: {refusal}")]
     Refused {
         /// Its address.
@@ -66,13 +66,13 @@ pub struct Opened {
     pub group: Group,
     /// Nothing is mapped in it.
     pub container: Container,
-    /// What the host's IOMMU allows.
+    /// Limits of the host's IOMMU.
     pub info: IommuInfo,
     /// Its DMA snoops the processors' caches, whatever it asks for.
     pub is_coherent: bool,
     /// Configuration space, as the guest sees it.
     pub config: GuestConfig,
-    /// What traps.
+    /// Areas of its BARs, and which of them trap.
     pub areas: Areas,
     bars: [Option<Region>; BARS],
 }
@@ -332,16 +332,16 @@ impl Drop for VfioHardware {
     }
 }
 
-/// A device as the thread of its container has it: what resets it, and what has it open beside its
-/// [`Hardware`].
+/// Handle of a device for the thread of its container: resets the device and keeps it open, beside
+/// its [`Hardware`].
 pub struct Held {
     reset: Box<dyn FnMut() -> Result<(), String> + Send>,
     hide: Box<dyn FnOnce() + Send>,
 }
 
 impl Held {
-    /// What resets the device, and keeps it open; and what ends all mappings of its BARs, each of
-    /// which keeps it open as well.
+    /// Creates the handle from `reset`, which resets the device and keeps it open, and `hide`,
+    /// which ends all mappings of its BARs, each of which keeps it open as well.
     pub fn new(
         reset: impl FnMut() -> Result<(), String> + Send + 'static,
         hide: impl FnOnce() + Send + 'static,

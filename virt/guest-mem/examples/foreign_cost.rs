@@ -1,4 +1,4 @@
-//! What an access to the memory of another process costs:
+//! Benchmark of accesses to the memory of another process:
 //! `cargo run --release -p guest-mem --example foreign_cost`.
 //!
 //! Cases: `run/hit`, `run/miss` (two regions in turn), `lease`, `lease+check` (with

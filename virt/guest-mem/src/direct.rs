@@ -9,19 +9,20 @@ use crate::lease::{Full, LeaseId, Leases};
 use crate::pages::Pages;
 use crate::phys::PhysMem;
 
-/// An IOVA is the GPA of the same value, and a run reaches as far as host memory is contiguous.
+/// Identity mapping: an IOVA is the GPA of the same value, and a run reaches as far as host memory
+/// is contiguous.
 ///
-/// Unlike [`NoIommu`](crate::NoIommu), which splits at pages and records each lease, this one is
+/// Unlike [`NoIommu`](crate::NoIommu), which splits at pages and records each lease, this type is
 /// for the path of every request: one piece per buffer, and leases are only counted, so that a
-/// change of the memory table can wait until there are none. Permissions are all granted: there is
-/// nobody who could have denied them.
+/// change of the memory table can wait until there are none. All permissions are granted: there is
+/// no page table that could deny them.
 #[derive(Debug, Default)]
 pub struct DirectMap {
     leases: LeaseCount,
     generation: u64,
 }
 
-/// Leases that are only counted.
+/// Number of leases in flight, without a record of each.
 #[derive(Debug, Default)]
 pub struct LeaseCount(usize);
 

@@ -1,4 +1,4 @@
-//! What a device model is given instead of memory.
+//! Interface through which a device model reaches guest memory.
 
 use crate::access::{Access, DmaFault, Intent, Perm, Stop};
 use crate::addr::{Hva, Iova};
@@ -72,31 +72,31 @@ pub trait Dma {
         None
     }
 
-    /// Reads what this device is attached to, as [`Iommu::attachment`](crate::Iommu::attachment)
-    /// does: silently. For a device that hands translations on to another process, and is told when
-    /// they are revoked. As it stands: translation is off.
+    /// Reads the attachment of this device, as [`Iommu::attachment`](crate::Iommu::attachment)
+    /// does: silently. For a device that hands translations on to another process, and is notified
+    /// when they are revoked. By default: translation is off.
     fn attachment(&self) -> Access<Attachment> {
         Ok(Attachment::Off)
     }
 
     /// Finds the first mapping of this device that has a byte in `from..=last`, as
     /// [`Iommu::next_mapping`](crate::Iommu::next_mapping) does: silently, from the tables as they
-    /// are now. As it stands: none.
+    /// are now. By default: none.
     fn next_mapping(&self, from: Iova, last: Iova, budget: &mut Budget) -> Access<Next> {
         let _ = (from, last, budget);
         Ok(Next::None)
     }
 
-    /// Asks for the memory of all these ranges at once, where an access to one of them has answered
+    /// Requests the memory of all these ranges at once, where an access to one of them has returned
     /// [`Stop::Pending`] or may do so: a request then waits once, and not for each piece in turn.
-    /// `Ok` if all is there. What is refused is left to whoever accesses it. Without effect where
-    /// memory is always there.
+    /// Returns `Ok` if all memory is present. A fault is not reported here but by the later access
+    /// to that range. Without effect where memory is always present.
     fn gather(&mut self, ranges: impl Iterator<Item = Wanted>) -> Access<()> {
         let _ = ranges;
         Ok(())
     }
 
-    /// Whether this device could begin so many leases now: what to wait for after
+    /// Returns whether this device could begin `leases` leases now: the condition to wait for after
     /// [`LeaseStop::Full`].
     fn has_lease_room(&self, leases: usize) -> bool;
 
@@ -110,14 +110,14 @@ pub trait Dma {
 /// A range that a device is about to access: address, length in bytes, and what for.
 pub type Wanted = (Iova, u32, Intent);
 
-/// Why there is no lease.
+/// Reason why no lease was begun.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeaseStop {
-    /// As any other access.
+    /// The access pends or faults, as any other access.
     Access(Stop),
-    /// No more can be held now; nothing is wrong with the memory. Let go of what the request holds
-    /// already, so that no two devices wait for each other, and try again when there is
-    /// [room](Dma::has_lease_room).
+    /// No more leases can be held now; nothing is wrong with the memory. Release the leases that
+    /// the request holds already, so that no two devices wait for each other, and try again when
+    /// there is [room](Dma::has_lease_room).
     Full(Full),
 }
 

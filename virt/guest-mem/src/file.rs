@@ -9,7 +9,7 @@ use crate::addr::PAGE_SIZE;
 use crate::map_error::MapError;
 use crate::sigbus::MAX_MAPPINGS;
 
-/// Why a piece of a memory file cannot be used.
+/// Reason why a piece of a memory file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
     /// No bytes were asked for.
@@ -72,12 +72,12 @@ pub enum FileError {
     Create(#[from] MapError),
 }
 
-/// What a descriptor that passed [`inspect`] refers to.
+/// Properties of the file behind a descriptor that passed [`inspect`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Facts {
-    /// Device and inode: names the file as long as anybody has it mapped or open.
+    /// Device and inode: unique as long as the file is mapped or open.
     pub(crate) identity: (u64, u64),
-    /// Bytes, when asked.
+    /// Size in bytes at the time of the inspection.
     pub(crate) size: u64,
     /// Size of its pages in bytes: offsets and lengths of mappings are multiples of it.
     pub(crate) block: u64,

@@ -2,12 +2,12 @@
 //! guest-physical regions.
 //!
 //! The session makes a new table whenever the front end changes it ([`ForeignRam::with_regions`]);
-//! regions that stay keep their mapping, so windows on them refresh to the same pointer. Whoever
-//! holds the old handle, a [`KeepAlive`] or a [`Window`](crate::Window) keeps what it may still
-//! use.
+//! regions that stay keep their mapping, so windows on them refresh to the same pointer. The old
+//! handle, a [`KeepAlive`] or a [`Window`](crate::Window) keeps mapped the memory that its holder
+//! may still use.
 //!
 //! **The other process is not trusted.** Every field of the table is checked before anything is
-//! mapped (module `file`), and a file that it truncates later costs it its guest, not us the
+//! mapped (module `file`). If it truncates a file later, only its own guest is lost, not this
 //! process (module `sigbus`): poll [`ForeignRam::is_lost`]. Its bytes change under us like those of
 //! any guest.
 //!
@@ -54,18 +54,18 @@ pub struct ForeignRegion {
     pub offset: u64,
 }
 
-/// A memory table was refused; nothing has changed.
+/// Refusal of a memory table; nothing has changed.
 #[derive(Debug, thiserror::Error)]
 #[error("memory region {region}")]
 pub struct ForeignError {
-    /// Index in the list.
+    /// Index of the refused region in the list.
     pub region: usize,
-    /// What is wrong with it.
+    /// Defect of that region.
     #[source]
     pub kind: ForeignErrorKind,
 }
 
-/// What is wrong with a region.
+/// Defect of a region.
 #[derive(Debug, thiserror::Error)]
 pub enum ForeignErrorKind {
     /// It does not start on a page of the guest.
@@ -135,7 +135,7 @@ impl Piece {
     }
 }
 
-/// What tells whether an entry of a new table is one of the old.
+/// Identity of a table entry, by which an entry of a new table is recognized as one of the old.
 #[derive(Debug)]
 struct Source {
     identity: (u64, u64),
@@ -355,7 +355,7 @@ impl ForeignRam {
         Ok(())
     }
 
-    /// Why no region has all of a range.
+    /// Returns the reason why no region has all of a range.
     #[cold]
     fn refuse(&self, gpa: Gpa, len: u64) -> Stop {
         match self.check(gpa, len) {
@@ -484,8 +484,8 @@ impl PhysMem for ForeignRam {
         Ok(left.ok_or(DmaFault::NotRam { gpa })?)
     }
 
-    /// The region: the other process may truncate its file, which harms nobody here, and nothing
-    /// else takes it away.
+    /// Returns the region. It is lasting: it goes away only if the other process truncates its
+    /// file, and then zeroes take its place (module `sigbus`).
     #[inline]
     fn lasting_piece(&self, gpa: Gpa) -> Option<LastingPiece> {
         let hit = self.hit.get();

@@ -11,10 +11,10 @@ use crate::phys::PhysMem;
 /// A translated run: `len` contiguous bytes of guest-physical memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
-    /// Where the address asked for lies.
+    /// Address to which the requested one translates.
     pub gpa: Gpa,
-    /// How many, at least 1: to the end of the mapping's page (4 KiB, 2 MiB or 1 GiB), or of
-    /// several that follow each other ([`Iommu::translate_run`]).
+    /// Length in bytes, at least 1: to the end of the mapping's page (4 KiB, 2 MiB or 1 GiB), or of
+    /// the last of several that follow each other ([`Iommu::translate_run`]).
     pub len: u64,
 }
 

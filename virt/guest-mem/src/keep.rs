@@ -1,11 +1,12 @@
-//! What a [`KeepAlive`] keeps: the question behind every raw pointer that outlives a call.
+//! Check that a [`KeepAlive`] keeps an address mapped: required for every raw pointer that outlives
+//! a call.
 //!
-//! Only one type makes a `KeepAlive` whose addresses may be dereferenced, the [`MappingSet`],
-//! private to this crate: the mappings of one guest's memory. Anybody may put anything else into
-//! one; it keeps nothing, as far as this module is concerned.
+//! Only one type makes a `KeepAlive` whose addresses may be dereferenced: the [`MappingSet`],
+//! private to this crate, which has the mappings of one guest's memory. A `KeepAlive` of any other
+//! type keeps nothing mapped, as far as this module is concerned.
 //!
-//! Cost of the question, asked for every piece of every request: one indirect call for the type,
-//! and two comparisons with the member found last.
+//! Cost of the check, made for every piece of every request: one indirect call for the type, and
+//! two comparisons with the member found last.
 
 use std::ptr::NonNull;
 use std::sync::Arc;

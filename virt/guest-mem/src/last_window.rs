@@ -172,9 +172,9 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever was asked for before, the answer is that of memory without a cache.
+        /// Regardless of the previous accesses, the answer is that of memory without a cache.
         #[test]
-        fn it_answers_as_the_memory_does(
+        fn answers_equal_those_of_uncached_memory(
             asked in prop::collection::vec((0..70 * MIB, 0_u64..3 * MIB, any::<bool>()), 1..100)
         ) {
             let plain = ram();

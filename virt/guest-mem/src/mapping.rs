@@ -1,11 +1,10 @@
 //! Ownership of one run of shared memory, and bounds-checked access to it.
 //!
-//! A [`Mapping`] is what every pointer of this crate points into: guest RAM, ours or another
-//! process's, a register page, or, in tests, plain heap memory. A set of them is also the only
-//! thing a [`KeepAlive`](crate::KeepAlive) may hold for its addresses to be dereferenced (module
-//! `keep`): [`Mapping::pointer`] checks a host address against the memory it owns, so the safety of
-//! [`Window`](crate::Window) rests on these modules and not on the manners of whoever implements
-//! [`PhysMem`](crate::PhysMem).
+//! Every pointer of this crate points into a [`Mapping`]: guest RAM, ours or another process's, a
+//! register page, or, in tests, plain heap memory. A [`KeepAlive`](crate::KeepAlive) must hold a
+//! set of mappings for its addresses to be dereferenced (module `keep`). [`Mapping::pointer`]
+//! checks a host address against the memory it owns, so the safety of [`Window`](crate::Window)
+//! rests on these modules and not on the implementations of [`PhysMem`](crate::PhysMem).
 //!
 //! UNSAFETY: raw pointers into mapped memory. `memmap2` or `vm-memory` would bring the same
 //! obligations with references (`&[u8]`) that guest memory must not have.
@@ -53,8 +52,8 @@ impl HugePages {
 
 /// One contiguous run of memory that others may change at any time.
 ///
-/// Owner: whoever holds an `Arc`. Every access is atomic or opaque to the compiler (see `word`), so
-/// any thread may make it; which thread *should* is the device model's affair.
+/// Owners: the holders of an `Arc`. Every access is atomic or opaque to the compiler (see `word`),
+/// so any thread may make it; which thread *should* is up to the device model.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     base: NonNull<u8>,
@@ -71,8 +70,8 @@ enum Owner {
     },
     /// Memory of this process alone.
     Anonymous { _reservation: Reservation },
-    /// A file of another process. Fields are dropped in this order: first nobody looks for faults
-    /// there any more, then the memory goes.
+    /// A file of another process. Fields are dropped in this order: the `SIGBUS` handler stops
+    /// covering the memory before the memory is unmapped.
     Foreign {
         registration: Registration,
         _reservation: Reservation,
@@ -100,7 +99,7 @@ impl Mapping {
         if fd < 0 {
             return Err(MapError::Create(io::Error::last_os_error()));
         }
-        // SAFETY: the call just made `fd`, and nobody else has it.
+        // SAFETY: the call just made `fd`, and no other code has it.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         let resize_error = |source| MapError::Resize { bytes: len, source };
         let file_len = libc::off_t::try_from(len)
@@ -400,7 +399,7 @@ impl Mapping {
     }
 }
 
-/// What a mapping of so many bytes starts at a multiple of.
+/// Returns the alignment in bytes of the start of a mapping of `len` bytes.
 pub(crate) fn align_of_len(len: usize) -> usize {
     match len >= HUGE_PAGE {
         true => HUGE_PAGE,

@@ -21,7 +21,7 @@ use crate::mapping::{HugePages, Mapping};
 use crate::phys::{KeepAlive, PhysMem};
 use crate::slot::SlotMapping;
 
-/// Why guest RAM could not be made. The first five name a mistake in the list of regions.
+/// Reason why guest RAM could not be made. The first five name a mistake in the list of regions.
 #[derive(Debug, thiserror::Error)]
 pub enum RamError {
     /// The list of regions is empty.
@@ -169,9 +169,9 @@ impl GuestRam {
         &self.regions
     }
 
-    /// What a memory slot for `region`, one of [`regions`](Self::regions), shows: a mapping of the
-    /// memory file for it alone, with pages as this one's, or the memory itself where there is no
-    /// file.
+    /// Returns the memory that a memory slot for `region`, one of [`regions`](Self::regions),
+    /// shows: a separate mapping of the memory file with the same page size, or the memory itself
+    /// where there is no file.
     ///
     /// # Errors
     /// The kernel's, of mmap(2).
@@ -308,7 +308,7 @@ impl PhysMem for GuestRam {
         }
         let offset = self.offset(gpa, 8)?;
         // Acquire pairs with the guest's ordered store of a table entry (its write barrier before
-        // linking a table): whoever sees the link sees the entries of the table it links to.
+        // linking a table): a load that sees the link also sees the entries of the linked table.
         Ok(self.mapping.load(offset, Ordering::Acquire))
     }
 

@@ -86,8 +86,9 @@ impl Reservation {
         let rest = (offset % align as u64) as usize;
         let skip = page + (rest.wrapping_sub(start.addr() + page) & (align - 1));
         // SAFETY: `skip + len < align + page + len = reserved - page`, inside the reservation,
-        // which we own and nobody uses; replacing that part of it disturbs nothing else. NORESERVE:
-        // pages of a huge-page file are its owner's to reserve, and other files need none.
+        // which we own and no code accesses; replacing that part of it disturbs nothing else.
+        // NORESERVE: pages of a huge-page file are its owner's to reserve, and other files need
+        // none.
         let base = unsafe {
             libc::mmap(
                 start.add(skip).cast(),

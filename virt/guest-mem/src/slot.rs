@@ -1,8 +1,8 @@
-//! What a guest's memory slots show.
+//! Mappings behind a guest's memory slots.
 //!
-//! The hypervisor's view of a page and the devices' view of it are two mappings, so that what is
-//! done to the one (write protection, pages taken away, faults that a pager hears) is not met
-//! through the other. Anonymous memory has one view only.
+//! The hypervisor and the devices reach a page through two separate mappings, so that changes to
+//! the first (write protection, unmapped pages, faults that a pager handles) do not affect accesses
+//! through the second. Anonymous memory has a single mapping.
 //!
 //! UNSAFETY: advice on a mapping of our own. Nothing here is dereferenced.
 
@@ -16,8 +16,8 @@ use crate::mapping::{HugePages, Mapping, align_of_len};
 use crate::reserve::Reservation;
 
 /// Memory that a guest's memory slot shows: a mapping of shared memory made for it, or anonymous
-/// memory, which devices reach there too. No reference into it is made in this process; whoever
-/// lends it to a slot keeps it as long.
+/// memory, which devices reach there too. No reference into it is made in this process. The code
+/// that passes it to a slot keeps it at least as long as the slot.
 #[derive(Debug)]
 pub struct SlotMapping {
     start: NonNull<u8>,
@@ -83,13 +83,13 @@ impl SlotMapping {
         Self::new(file, 0, PAGE_SIZE, HugePages::Never)
     }
 
-    /// Where it begins: `userspace_addr` of the memory slot.
+    /// Start address: `userspace_addr` of the memory slot.
     pub fn hva(&self) -> Hva {
         Hva::new(self.start.as_ptr().expose_provenance() as u64)
     }
 
-    /// Takes `len` bytes from `offset` on (multiples of 4096) out of the mapping: the file keeps
-    /// them, and whoever reaches for them here maps them anew.
+    /// Unmaps `len` bytes from `offset` on (multiples of 4096): the file keeps their content, and
+    /// the next access through this mapping maps them anew.
     ///
     /// # Errors
     /// The kernel's, of madvise(2); `InvalidInput` for what is not inside; `Unsupported` if there
@@ -145,7 +145,7 @@ mod tests {
             let slot = ram.slot_mapping(region).unwrap();
             assert_eq!((slot.len(), slot.hva().raw() % (2 << 20)), (4 << 20, 0));
             assert_ne!(slot.hva(), region.hva);
-            // SAFETY: five bytes inside the mapping, which nobody writes.
+            // SAFETY: five bytes inside the mapping, which no thread writes.
             let seen = unsafe { *((slot.hva().raw() + 0x1234) as *const [u8; 5]) };
             assert_eq!(&seen, b"guest");
             for hva in [slot.hva(), region.hva] {

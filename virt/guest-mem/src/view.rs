@@ -17,7 +17,7 @@ use crate::lease::{Budget, LeaseId, Leases};
 use crate::phys::PhysMem;
 use crate::window::{Place, Window};
 
-/// One device's permission-checked, IOMMU-aware door to guest memory.
+/// Permission-checked, IOMMU-aware view of guest memory for one device.
 #[derive(Debug)]
 pub struct View<'a, I: Iommu, M: PhysMem> {
     iommu: &'a mut I,

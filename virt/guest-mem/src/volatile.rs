@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_kept_is_no_slice() {
+    fn no_slice_of_memory_that_is_not_kept() {
         let (one, two) = (ram(), ram());
         let hva = one.host(Gpa::new(0), 1, Intent::Read).expect("RAM");
         assert!(VolatileSlice::new(&two.keep_alive(), hva, 1).is_none());

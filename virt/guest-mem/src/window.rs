@@ -38,14 +38,14 @@ use crate::word::{self, Word};
 #[derive(Clone, Debug)]
 pub struct Window {
     iova: Iova,
-    /// As asked for; the two below are it or 0, so that one comparison checks bounds, permission
-    /// and whether the last refresh succeeded.
+    /// Requested length in bytes. The two fields below are equal to it or 0, so that one comparison
+    /// checks bounds, permission and whether the last refresh succeeded.
     len: u32,
     readable: u32,
     writable: u32,
     perm: Perm,
-    /// What `iova` was translated to, and where that is: inside `memory`, with at least `len` bytes
-    /// behind it.
+    /// Translation of `iova`; `pointer` is its host address, inside `memory`, with at least `len`
+    /// bytes behind it.
     gpa: Gpa,
     pointer: NonNull<u8>,
     generation: u64,
@@ -200,7 +200,7 @@ impl Window {
         self.writable
     }
 
-    /// What the device may do through it.
+    /// Access that the device may make through the window.
     pub fn perm(&self) -> Perm {
         self.perm
     }
@@ -246,7 +246,7 @@ impl Window {
     pub fn read_bytes(&self, offset: u32, buf: &mut [u8]) {
         let pointer = self.checked(offset, buf.len(), self.readable);
         // SAFETY: `checked` has found the range inside the window, whose memory `self` keeps
-        // mapped; nobody holds references into a `Mapping`.
+        // mapped; no references into a `Mapping` exist.
         unsafe { word::copy_out(pointer, buf) }
     }
 
@@ -308,17 +308,18 @@ impl Window {
         let _ = offset;
     }
 
-    /// A look at the 16-bit word at `offset` that needs neither this window nor its device. The
-    /// word must be readable and aligned, as for [`load_u16`](Self::load_u16). Not for memory that
-    /// may be absent: nobody hears of such looks, and one may come when the page is gone.
+    /// Returns a watch on the 16-bit word at `offset`, which needs neither this window nor its
+    /// device. The word must be readable and aligned, as for [`load_u16`](Self::load_u16). Not for
+    /// memory that may be absent: the pager does not know of these loads, and one may happen when
+    /// the page is absent.
     pub fn watch_u16(&self, offset: u32) -> WatchWord {
         let pointer = self.checked_word::<u16>(offset, self.readable);
         let pointer = NonNull::new(pointer).expect("inside memory");
         WatchWord::new(pointer, self.memory.clone())
     }
 
-    /// Whether `watch` looks at the word at `offset`, as this window points now: if so, it need not
-    /// be made again.
+    /// Returns whether `watch` reads the word at `offset`, as this window points now: if so, it
+    /// need not be made again.
     #[inline]
     pub fn is_watched_by(&self, watch: &WatchWord, offset: u32) -> bool {
         if u64::from(offset) + 2 > u64::from(self.readable) {

@@ -42,8 +42,7 @@ struct Asked {
     is_ended: bool,
 }
 
-/// What a device TLB is to do, as plainly as it can be said. Nothing is merged, remembered or
-/// evicted.
+/// Reference model of a device TLB, as plain as possible. Nothing is merged, remembered or evicted.
 #[derive(Default)]
 struct Naive {
     rows: Vec<Option<(u64, Rights)>>,
@@ -527,12 +526,12 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
-    fn it_does_what_the_naive_one_does(steps in steps()) {
+    fn behaves_as_the_naive_model(steps in steps()) {
         play(&steps, 4 * ROWS, true);
     }
 
     #[test]
-    fn what_a_small_one_knows_is_true(steps in steps()) {
+    fn small_tlb_holds_only_valid_translations(steps in steps()) {
         play(&steps, 3, false);
     }
 }

@@ -99,8 +99,8 @@ fn every_device_gets_its_reserve_whatever_the_others_hold() {
         most: 32767 + MAX_RESERVE,
     };
     assert_eq!(begin(&mut table, NET, 0), Err(full));
-    // What ends goes back to where it came from: a common one to whoever asks first, another to its
-    // device.
+    // A lease that ends returns to where it came from: a common one to the device that asks first,
+    // another to its device.
     table.end(held[0]);
     assert!(begin(&mut table, NET, 0).is_ok());
     assert_eq!(begin(&mut table, DISK, 0), Err(full));
@@ -327,10 +327,10 @@ struct Held {
     is_due: bool,
 }
 
-/// What the table should hold, by order of beginning.
+/// Expected content of the table, by order of beginning.
 type Model = BTreeMap<u64, Held>;
 
-/// An invalidation under way: of these devices and pages; what the tables say.
+/// Invalidation under way: its devices and pages, and whether the odd pages are gone, or the even.
 #[derive(Clone, Copy, Debug)]
 struct Asked {
     source: Option<u16>,
@@ -391,8 +391,8 @@ fn settle(
         .map(|lease| (lease.source.0, lease.iova.raw() / PAGE))
         .collect();
     for held in model.values_mut() {
-        // Several leases may lie at the same place: all of them are told alike, once the recheck is
-        // over.
+        // Several leases may lie at the same place: all of them are marked alike, once the recheck
+        // is over.
         let is_found = stale.contains(&(held.source, held.page));
         if is_done && held.is_due {
             held.is_stale |= asked.revokes(held);
@@ -434,8 +434,8 @@ proptest! {
                         }
                         Err(Full { most }) => {
                             prop_assert!(most <= max);
-                            // Nobody is refused who holds less than the reserve, or while most of
-                            // the table is free.
+                            // No device is refused that holds less than the reserve, or while most
+                            // of the table is free.
                             prop_assert!(own >= max.div_ceil(64).saturating_sub(1));
                             prop_assert!(model.len() >= max / 2);
                         }

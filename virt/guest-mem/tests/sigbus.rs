@@ -1,6 +1,6 @@
-//! The other process truncates its file under our mapping: its guest is lost, and nobody else.
+//! The other process truncates its file under our mapping: its guest is lost, and no other.
 //!
-//! What has to kill a process is tried in a child: this program again, with the name of one ignored
+//! Cases that must kill a process run in a child: this program again, with the name of one ignored
 //! test.
 
 #![cfg(not(miri))] // no memory files there
@@ -59,7 +59,7 @@ fn truncated_file_reads_as_zeroes_is_lost_and_harms_no_other() {
     lost.read(Gpa::new(5 * PAGE), &mut buf).unwrap();
     assert_eq!(buf, [0; 6]);
     assert!(lost.is_lost() && clone.is_lost() && !other.is_lost());
-    // It is memory still, though nobody else's.
+    // It is memory still, though private.
     lost.write(Gpa::new(7 * PAGE - 3), b"across").unwrap();
     lost.read(Gpa::new(7 * PAGE - 3), &mut buf).unwrap();
     assert_eq!(&buf, b"across");
@@ -206,7 +206,7 @@ fn threads_that_lose_memory_at_once_all_survive() {
     assert!(ram.is_lost());
 }
 
-/// A mapping of somebody else's, truncated: the fault that is not ours.
+/// Raises a fault in a truncated mapping that is not registered.
 fn fault_elsewhere() -> ! {
     let file = memfd(PAGE);
     // SAFETY: a new mapping; nothing else is there.

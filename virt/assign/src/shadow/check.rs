@@ -1,4 +1,4 @@
-//! Whether the mappings of the book still stand in the tables.
+//! Check of the mappings of the book against the guest's tables.
 
 use guest_mem::{Budget, Found, Iommu, Next, PAGE_SIZE, PhysMem, Stop};
 
@@ -6,14 +6,14 @@ use super::{Pause, Phase, Shadow, TOGETHER, Task, iova};
 use crate::book::Mapping;
 use crate::calls::{Caller, MOST};
 
-/// How far a check is.
+/// Progress of a check.
 #[derive(Debug)]
 pub(super) struct Check {
-    /// Pages told, first and last.
+    /// First and last page of the invalidation.
     told: (u64, u64),
-    /// The next page of the book to look at.
+    /// Next page of the book to check.
     next: u64,
-    /// What is gone is unmapped before the invalidation completes, under every policy.
+    /// Mappings that are gone are unmapped before the invalidation completes, under every policy.
     at_once: bool,
     looking: Option<Looking>,
     /// Gone, and not yet dealt with: those that are unmapped before the invalidation completes, and
@@ -192,14 +192,14 @@ impl<C: Caller> Shadow<C> {
     }
 }
 
-/// Whether what was found is as the mapping has it.
+/// Returns whether `found` equals the part of `mapping` at its IOVA.
 fn is_part(mapping: &Mapping, found: &Found) -> bool {
     let at = found.iova.raw() / PAGE_SIZE;
     let gpa = mapping.gpa.wrapping_add(at.wrapping_sub(mapping.first));
     found.gpa.raw() == gpa.wrapping_mul(PAGE_SIZE) && access_of(found) == Some(mapping.access)
 }
 
-/// What the device may do there; `None`: nothing.
+/// Returns the access that the device has there; `None`: no access.
 pub(super) fn access_of(found: &Found) -> Option<dma_map::iova::Access> {
     use dma_map::iova::Access;
     match (found.can_read, found.can_write) {

@@ -13,26 +13,27 @@ use crate::policy::HostPolicy;
 /// Pages of one mapping where all of RAM is mapped: 64 MiB.
 const ALL_SLICE: u64 = (64 << 20) / PAGE_SIZE;
 
-/// How far a fill is.
+/// Progress of a fill.
 #[derive(Debug)]
 pub(super) struct Fill {
     from: From,
-    /// Neighbours that were found, not yet mapped: what continues them joins them.
+    /// Adjacent pages that were found and are not yet mapped: a page that continues them joins the
+    /// run.
     run: Option<Mapping>,
-    /// That run is at its end.
+    /// That run has ended.
     is_cut_off: bool,
 }
 
 #[derive(Debug)]
 enum From {
-    /// The tables: pages left to be looked at, first and last, the last range first.
+    /// The tables: ranges of pages left to visit, first and last page, the last range first.
     Tables(Vec<(u64, u64)>),
     /// All of RAM, from this page of guest memory on.
     Ram(u64),
 }
 
 impl Fill {
-    /// What the tables have in these pages, first and last.
+    /// Creates a fill from the tables in these ranges of pages, each a first and last page.
     pub(super) fn of_tables(ranges: Vec<(u64, u64)>) -> Self {
         Self {
             from: From::Tables(ranges),
@@ -226,8 +227,8 @@ impl<C: Caller> Shadow<C> {
         Ok(pages)
     }
 
-    /// What is wanted is stale, or overlaps what is: found again if it is the same, else torn down
-    /// first. Pages dealt with.
+    /// Handles a wanted mapping that overlaps the stale mapping `stale`: if it is the same, the
+    /// stale one is revived, else it is torn down first. Returns the number of pages handled.
     fn meet_stale(&mut self, wanted: &Mapping, stale: &Mapping) -> u64 {
         let is_same = stale.first == wanted.first
             && stale.gpa == wanted.gpa

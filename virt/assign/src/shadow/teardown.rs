@@ -7,12 +7,12 @@ use crate::book::Mapping;
 use crate::calls::{Call, CallId, Caller, MOST};
 use crate::policy::HostPolicy;
 
-/// How long a call that unmaps may take once a hold is overdue, ns.
+/// Limit on the duration of a call that unmaps, once a hold is overdue, in ns.
 const CALL_LIMIT: u64 = 1_000_000_000;
 
 impl<C: Caller> Shadow<C> {
-    /// Ends mappings that the guest has unmapped: the first list before the task is over, the
-    /// second as the policy has it.
+    /// Ends mappings that the guest has unmapped: the first list before the task is done, the
+    /// second as the policy prescribes.
     pub(super) fn unmap(
         &mut self,
         at_once: Vec<Mapping>,

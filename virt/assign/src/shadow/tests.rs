@@ -60,7 +60,8 @@ impl Tables {
         self.domains.entry(domain).or_default()
     }
 
-    /// What the device may reach: all that is there, in memory and allowed.
+    /// Returns the mappings that the device may reach: those of the tables that lie in RAM and have
+    /// allowed IOVAs.
     fn wanted(&self) -> BTreeMap<u64, (u64, Access)> {
         let Attachment::Domain(domain) = self.attachment else {
             return BTreeMap::new();
@@ -176,7 +177,7 @@ impl Kernel {
         });
     }
 
-    /// What the device reaches, page by page.
+    /// Returns the mappings that the device reaches, page by page.
     fn reached(&self) -> BTreeMap<u64, (u64, Access)> {
         self.with(|inside| {
             let mut pages = BTreeMap::new();
@@ -488,7 +489,7 @@ fn a_strict_unmap_is_in_the_book_until_its_call_has_returned() {
 }
 
 #[test]
-fn what_leaves_together_shares_one_call_with_gaps_between() {
+fn mappings_unmapped_together_share_one_call_with_gaps_between() {
     let mut world = World::in_domain(HostPolicy::Strict);
     for page in [64, 66, 68, 80] {
         world.map(page, page - 60, 1, Access::ReadWrite);
@@ -634,7 +635,7 @@ fn pass_through_maps_all_of_memory_in_slices_and_goes_again() {
 }
 
 #[test]
-fn what_is_no_memory_or_not_allowed_is_refused_and_its_neighbours_are_mapped() {
+fn pages_outside_ram_or_not_allowed_are_refused_and_their_neighbours_mapped() {
     let mut world = World::in_domain(HostPolicy::Strict);
     // Across the end of a region, and across the forbidden window.
     world.map(64, 250, 12, Access::ReadWrite);
@@ -882,7 +883,7 @@ proptest! {
                     world.check_reach();
                 }
                 Step::Pass(ms) => {
-                    // Whoever owns it is woken in time, and calls take none.
+                    // The owner is woken in time, and calls take none.
                     world.settle();
                     for _ in 0..ms {
                         world.now += MS;

@@ -150,7 +150,8 @@ impl Hit {
 /// Thread: its owner's only.
 ///
 /// ```
-/// use guest_mem::{Access, DeviceTlb, Gpa, GuestRam, Iommu, Iova, IovaRange, Perm, Rights, SourceId, Stop};
+/// use guest_mem::{Access, DeviceTlb, Gpa, GuestRam, Iommu, Iova, IovaRange, Perm, Rights};
+/// use guest_mem::{SourceId, Stop};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let ram = GuestRam::new(&[(Gpa::new(0), 1 << 20)])?;
 /// let (mut tlb, disk, at) = (DeviceTlb::new(256), SourceId(0), Iova::new(0xf010));

@@ -15,10 +15,10 @@
 //!
 //! **Shares.** No device can take all of the table. Each of the first [`SHARES`] devices that needs
 //! it has a *reserve*, a 64th of the table ([`MAX_RESERVE`] at most), for itself; the rest is
-//! common and goes to whoever asks. A lease that finds neither is refused as [`Full`]: it is had
-//! when others end, and never a fault. A table of [`MAX_LEASES`] keeps 1,024 for each of 32
-//! devices, as many as the largest request has (4 MiB in scattered pages), and 32,767 for all: so
-//! every request fits its device's reserve, and no device waits for another.
+//! common to all devices, first come, first served. If neither has room, [`Full`] is returned: the
+//! lease can begin once others end, and this is never a fault. A table of [`MAX_LEASES`] keeps
+//! 1,024 for each of 32 devices, as many as the largest request has (4 MiB in scattered pages), and
+//! 32,767 for all: so every request fits its device's reserve, and no device waits for another.
 //!
 //! Cost: about 15 instructions to begin, as many to end, one cache line. Memory: 32 bytes for each
 //! slot ever used.
@@ -50,11 +50,12 @@ pub const MAX_RESERVE: usize = 1024;
 /// several leases.
 pub const LEASE_SPAN: u64 = 2 << 20;
 
-/// No lease could be begun now. That is no fault: it can be had when others have ended.
+/// Refusal of a lease because the table is full. This is no fault: the lease can begin once others
+/// have ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Full {
-    /// Most that this device could hold if nobody else held any: a request that needs more will
-    /// never fit.
+    /// Most leases that this device could hold if no other device held any: a request that needs
+    /// more will never fit.
     pub most: usize,
 }
 
@@ -104,7 +105,7 @@ impl LeaseId {
     /// Of every lease that is only counted ([`DirectMap`](crate::DirectMap)).
     pub(crate) const COUNTED: Self = Self(Self::TURN);
 
-    /// What the never used slot `number` holds.
+    /// Creates the initial value of slot `number`, which was never used.
     fn unused(number: u16) -> Self {
         Self(u32::from(number))
     }
@@ -126,20 +127,20 @@ impl LeaseId {
     }
 }
 
-/// What one lease covers.
+/// Record of one lease: the memory, the device and the access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeaseRecord {
     /// Its name.
     pub id: LeaseId,
     /// First address, as the device named it.
     pub iova: Iova,
-    /// Where that was translated to when the lease began.
+    /// Address to which that translated when the lease began.
     pub gpa: Gpa,
     /// Length in bytes.
     pub len: u32,
     /// The device.
     pub source: SourceId,
-    /// What it does there.
+    /// Access that the device makes.
     pub perm: Perm,
     is_stale: bool,
 }
@@ -160,7 +161,7 @@ struct Slot {
     len: u32,
     source: u16,
     is_write: bool,
-    /// What is known of a lease in flight besides; nothing, of most.
+    /// Flags of a lease in flight, such as [`STALE`]; zero for most leases.
     notes: u8,
     /// Of the lease in flight, or of none: see [`LeaseId`].
     id: u32,
@@ -202,7 +203,7 @@ impl Slot {
     }
 }
 
-/// What is counted for a device, from the first time that it is needed.
+/// Counters of one device, made at the first lease that needs them.
 #[derive(Debug)]
 struct Holder {
     source: SourceId,
@@ -222,7 +223,8 @@ struct Holder {
 ///
 /// // The guest unmaps the page and waits: the walk now finds nothing.
 /// leases.begin_recheck(Some((Iova::new(0xf000), Iova::new(0xffff))));
-/// let is_done = leases.recheck(&mut Budget::unlimited(), |source| source == disk, |_, _, _| Ok(false));
+/// let mut all = Budget::unlimited();
+/// let is_done = leases.recheck(&mut all, |source| source == disk, |_, _, _| Ok(false));
 /// assert_eq!(is_done, Ok(true));
 /// assert_eq!(leases.stale(), 1); // the wait parks ...
 /// assert!(leases.is_stale(id));

@@ -21,8 +21,8 @@ use crate::addr::{Iova, SourceId};
 /// Lists: as many as half the leases of the largest table.
 const HEADS: usize = 1 << 15;
 
-/// How much work is left, in units of the caller's choice: nanoseconds, in the VT-d unit. Every
-/// recheck begins with some.
+/// Work budget of a recheck, in units of the caller's choice: nanoseconds, in the VT-d unit. Every
+/// recheck begins with a budget above zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Budget {
     limit: u64,
@@ -30,15 +30,15 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// What looking at one lease costs, or putting it into its list.
+    /// Cost of a visit to one lease, or of its insertion into its list.
     pub const VISIT: u64 = 5;
 
-    /// Enough for everything.
+    /// Creates a budget that is never spent.
     pub const fn unlimited() -> Self {
         Self::new(u64::MAX)
     }
 
-    /// This much.
+    /// Creates a budget of `limit` units.
     pub const fn new(limit: u64) -> Self {
         Self { limit, spent: 0 }
     }
@@ -55,7 +55,7 @@ impl Budget {
         self.spent >= self.limit
     }
 
-    /// What was charged.
+    /// Returns the units charged so far.
     pub fn spent(&self) -> u64 {
         self.spent
     }
@@ -64,7 +64,8 @@ impl Budget {
 /// The part of a lease that is asked about: its bytes from `at` to `end`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
-    /// First byte that is not known to hold. Whoever looks moves it on.
+    /// First byte whose translation is not yet known to be unchanged. The callback that checks the
+    /// translation advances it.
     pub at: u32,
     /// Behind the last byte, at most the lease's length.
     pub end: u32,

@@ -186,7 +186,7 @@ proptest! {
         prop_assert_eq!(areas.pieces(0, 0, 8).map(|piece| piece.bytes.end).max(), Some(8));
     }
 
-    /// What is refused is refused, for any bytes at all.
+    /// Any bytes are either refused or accepted without a panic.
     #[test]
     fn any_bytes_do_no_harm(seed: u64, is_extended: bool, sizes: [u64; BARS]) {
         let random = &mut Random::new(seed);
