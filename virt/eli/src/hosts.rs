@@ -19,7 +19,7 @@ pub const SPURIOUS: Vector = 0xff;
 pub enum Source {
     /// Its periodic tick.
     Tick,
-    /// What another core tells it.
+    /// A message from another core.
     Message,
     /// A core that polls a device of the guest's has completed a request.
     Completion,

@@ -1,4 +1,4 @@
-//! The mode machine, and the model of what is requested and in service.
+//! Mode machine, and model of the requested and in-service vectors.
 
 mod counts;
 mod reflect;
@@ -18,7 +18,7 @@ use crate::policy;
 use crate::vectors::class;
 use crate::{Vector, VectorSet};
 
-/// What goes without an exit.
+/// Operations that are direct, without an exit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ways {
     /// Assigned interrupts are delivered directly (§3.5.1).
@@ -43,40 +43,41 @@ pub struct Cpu {
 /// A vector that the processor acknowledged on the host's behalf.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Taken {
-    /// Which.
+    /// The vector.
     pub vector: Vector,
-    /// Its bit in the local APIC's in-service register; without it, it is an 8259's (ExtINT) and
-    /// gets no EOI.
+    /// Its bit in the local APIC's in-service register. If clear, the interrupt is an 8259's
+    /// (ExtINT) and gets no EOI.
     pub in_service: bool,
-    /// Its bit in the trigger-mode register: its source sends again at the EOI, unless it is quiet
-    /// by then.
+    /// Its bit in the trigger-mode register. If set, its source sends again at the EOI, unless its
+    /// line is deasserted by then.
     pub level: bool,
 }
 
-/// What became of such a vector.
+/// Disposition of an acknowledged vector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Handed {
-    /// How many EOIs the real local APIC gets now.
+    /// Number of EOIs to send to the real local APIC now.
     pub eois: u8,
-    /// Whose it is, if the host's; else the guest's, requested virtually.
+    /// The host's source if the vector is the host's; otherwise it is the guest's and requested
+    /// virtually.
     pub to: Option<Source>,
 }
 
-/// What an EOI of the guest's comes to.
+/// Result of an EOI of the guest's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completed {
-    /// How many EOIs the real local APIC gets.
+    /// Number of EOIs to send to the real local APIC.
     pub eois: u8,
-    /// What it ended.
+    /// Interrupt that it ended.
     pub ended: Ended,
 }
 
-/// What an EOI ended.
+/// Interrupt that an EOI ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// A virtual one.
+    /// A virtual interrupt.
     Virtual(Vector),
-    /// One that was delivered directly.
+    /// An interrupt that was delivered directly.
     Real(Vector),
     /// Nothing was in service.
     Nothing,
@@ -85,7 +86,7 @@ pub enum Ended {
 /// An event to begin an entry with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Injection {
-    /// It.
+    /// The event.
     pub event: Event,
     /// Its gate is hidden in the shadow, and must be open for it.
     pub opens: bool,
@@ -118,7 +119,7 @@ pub struct Core {
     aliases: Aliases,
     /// The guest's spurious vector.
     spurious: Vector,
-    /// A shadow of the guest's table stands.
+    /// The guest's table is shadowed.
     engaged: bool,
     /// The guest delays the host's interrupts by masking: no direct mode until it is resumed.
     suspended: bool,
@@ -242,9 +243,9 @@ impl Core {
         self.requested.insert(vector);
     }
 
-    /// The processor got INIT: nothing is requested or in service any more, and it has no table.
-    /// What is a vector's own at the real local APIC stays, since messages with it may be under
-    /// way; nothing may be in service there.
+    /// Resets the state after the processor received INIT: nothing is requested or in service any
+    /// more, and it has no table. The aliases of vectors at the real local APIC stay, since
+    /// messages with them may be under way. Nothing may be in service there.
     pub fn reset(&mut self) {
         let (ways, aliases, counts) = (self.ways, self.aliases.clone(), self.counts);
         *self = Self::new(ways);
@@ -266,7 +267,7 @@ impl Core {
         }
     }
 
-    /// Whether a shadow stands.
+    /// Returns whether the guest's table is shadowed.
     #[must_use]
     pub const fn is_engaged(&self) -> bool {
         self.engaged
@@ -278,7 +279,7 @@ impl Core {
         &self.last
     }
 
-    /// What has been done.
+    /// Returns the counters.
     #[must_use]
     pub const fn counts(&self) -> &Counts {
         &self.counts
@@ -354,8 +355,9 @@ impl Core {
         guests.union(self.requested)
     }
 
-    /// What it reads in its in-service register, where the real one has `real`: bug 7 is to show
-    /// that alone. What is owed is there really, but the guest may not have got it yet.
+    /// Returns the value of the guest's in-service register, where the real one has `real`. To
+    /// return `real` alone would be wrong: a vector whose EOI is owed is in `real`, but the guest
+    /// may not have received it yet.
     #[must_use]
     pub fn in_service(&self, real: VectorSet) -> VectorSet {
         real.without(self.owed).union(self.in_service)
@@ -599,10 +601,10 @@ impl Core {
         is_hidden
     }
 
-    /// What an exit cut off, if the next entry must begin with it again.
+    /// Returns the event that an exit interrupted, if the next entry must inject it again.
     ///
-    /// An INT instruction is run again by the guest, since the instruction pointer still stands
-    /// before it; unless it was we who injected it, with the pointer behind it.
+    /// The guest runs an INT instruction again by itself, since the instruction pointer is still
+    /// before it, unless the hypervisor injected it, with the pointer behind it.
     #[must_use]
     pub fn again(&self, cut_off: Option<Event>, was_injected: bool) -> Option<Event> {
         cut_off.filter(|event| event.kind != Kind::Software || was_injected)

@@ -1,4 +1,4 @@
-//! What the mode machine has done.
+//! Counters of the mode machine.
 
 /// Counts since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

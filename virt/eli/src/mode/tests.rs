@@ -95,7 +95,7 @@ const fn external(vector: Vector) -> Taken {
     }
 }
 
-/// What becomes of them, with those in service that are.
+/// Returns the dispositions of `taken`, with those in service that have the bit.
 fn took(core: &mut Core, taken: &[Taken]) -> Vec<(Vector, Handed)> {
     let real = taken.iter().filter(|one| one.in_service);
     let real = real.map(|one| one.vector).collect();
@@ -211,9 +211,9 @@ fn of_several_8259s_interrupts_in_one_window_the_newest_goes_first() {
 }
 
 #[test]
-fn what_waits_behind_an_8259s_interrupt_gets_a_window() {
-    // The guest's end of it does not exit. Without a window what waits would do so until some exit
-    // came about.
+fn interrupts_behind_one_of_an_8259_get_a_window() {
+    // The guest's end of it does not exit. Without a window, the interrupts behind it would wait
+    // until the next exit.
     let mut core = engaged();
     took(&mut core, &[external(0x36), external(0x30), edge(0x41)]);
     for (vector, window) in [(0x30, true), (0x36, true), (0x41, false)] {
@@ -329,7 +329,7 @@ fn an_own_gate_is_met_after_a_delivery_that_was_cut_off() {
 }
 
 #[test]
-fn what_is_no_longer_assigned_while_it_is_injected_keeps_its_gate() {
+fn vector_unassigned_during_its_injection_keeps_its_gate() {
     let mut core = engaged();
     took(&mut core, &[edge(0x61)]);
     assert_eq!(injected(&mut core, &[]), Some(0x61));
@@ -407,7 +407,7 @@ fn without_a_shadow_a_fault_of_an_int_instruction_is_the_guests_as_it_is() {
 }
 
 #[test]
-fn what_is_ended_by_force_stays_in_service_for_the_guest() {
+fn interrupt_ended_by_force_stays_in_service_for_the_guest() {
     let mut core = engaged();
     core.plan(READY, set(&[]));
     // 0x41 and 0x61 were delivered directly, and are held.
@@ -463,7 +463,7 @@ fn a_suspended_guest_is_injected_to_until_it_is_resumed() {
 }
 
 #[test]
-fn what_is_forced_below_a_level_triggered_one_is_ended_with_it() {
+fn interrupt_forced_below_a_level_triggered_one_ends_with_it() {
     let mut core = engaged();
     core.plan(READY, set(&[]));
     // 0x41 was delivered directly; within it the host took 0x92.

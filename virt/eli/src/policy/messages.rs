@@ -18,7 +18,7 @@ const INTERRUPTS: u64 = 0xfee0_0000;
 pub struct Message {
     /// The address to which it is written; interrupts are at 0xfee0_0000.
     pub address: u64,
-    /// What is written.
+    /// The value that is written.
     pub data: u32,
 }
 

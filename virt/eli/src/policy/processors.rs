@@ -25,7 +25,7 @@ impl Processors {
         all
     }
 
-    /// How many.
+    /// Number of processors.
     #[must_use]
     pub const fn len(&self) -> usize {
         self.len

@@ -38,7 +38,7 @@ impl Apic {
         }
     }
 
-    /// What the processor would get from it now.
+    /// Returns the vector that the processor would receive from it now.
     pub(super) fn deliverable(&self) -> Option<Vector> {
         let highest = *self.requested.last()?;
         let in_service = self.in_service.last().map_or(0, |vector| vector >> 4);

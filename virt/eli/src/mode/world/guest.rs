@@ -80,7 +80,7 @@ impl World {
         }
     }
 
-    /// What a guest does that only wants to be done with everything.
+    /// Makes the next step of a guest that only finishes its work.
     pub(super) fn finish(&mut self, plan: &Plan) -> Checked {
         let Some(handler) = self.handlers.last().copied() else {
             if self.task_priority != 0 {

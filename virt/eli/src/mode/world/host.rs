@@ -298,7 +298,7 @@ impl World {
         })
     }
 
-    /// What a machine without a host raises.
+    /// Returns the fault that a machine without a host raises.
     pub(super) fn bare(&self, vector: Vector, of: Of) -> Option<Event> {
         let (privilege, external) = match of {
             Of::Software(privilege) => (Some(privilege), 0),
