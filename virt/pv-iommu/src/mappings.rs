@@ -1,7 +1,7 @@
-//! What is mapped in one domain: intervals that do not overlap, by their first address.
+//! Mappings of one domain: intervals that do not overlap, by their first address.
 //!
-//! A mapping is what one MAP request made, and goes as a whole. Lookups cost O(log n); the unit
-//! keeps each endpoint's last hit before that.
+//! Each MAP request makes one mapping, which is removed as a whole. Lookups cost O(log n); the unit
+//! checks each endpoint's last hit before that.
 
 use std::collections::BTreeMap;
 

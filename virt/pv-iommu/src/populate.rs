@@ -1,8 +1,8 @@
-//! Guest memory populated ahead of its devices, by what MAP requests say.
+//! Population of guest memory ahead of device accesses, hinted at by MAP requests.
 //!
 //! A device's first access to a page costs its sidecore a page fault: the page is not in the
 //! process's page tables yet, and where the guest has not touched it either, it is not in memory. A
-//! MAP says which pages devices are about to reach, and a guest's buffers lie close together. So
+//! MAP names pages that devices are about to reach, and a guest's buffers lie close together. So
 //! the window of 1 MiB that a MAP lies in is populated as a whole, by a thread of its own, and the
 //! next one once a MAP comes within 64 pages of the end:
 //!
@@ -13,26 +13,27 @@
 //! After the paper's page pool and prefetching of host page tables (HOPT), as far as a process can
 //! have them.
 //!
-//! **Bounds.** Each window is asked for once, whatever the guest maps and how often: a bit for each
-//! MiB up to the end of RAM, as many wake-ups of the helper at most. A MAP is looked at for
-//! [`WINDOWS_PER_MAP`] windows, however long it is. What is populated is RAM of the guest's, which
-//! it may use in any case; but the host has to have it: at most all of RAM.
+//! **Bounds.** Each window is requested once, regardless of the number of MAPs: a bit for each MiB
+//! up to the end of RAM, and at most as many wake-ups of the helper. A MAP requests at most
+//! [`WINDOWS_PER_MAP`] windows, however long it is. Only RAM of the guest's is populated, which it
+//! may use in any case; but the host has to provide it: at most all of RAM.
 //!
-//! **Memory that the guest has given back** (balloon, free page reporting) is not to come back by
-//! this. A window with one such page is not populated any more. Who discards says so *before* it
-//! does ([`Windows::give_back`]), and the helper says which window it is at before it looks whether
-//! that was given back. Both are sequentially consistent, so one of the two sees the other: either
-//! the helper leaves the window alone, or the pages stay, which costs the host at most the 1 MiB
-//! that the helper was at, once for each window. Neither waits.
+//! **Memory that the guest has given back** (balloon, free page reporting) must not be populated
+//! again. A window with one such page is not populated any more. The owner stores the window's bit
+//! *before* it discards pages and then loads the helper's window ([`Windows::give_back`]); the
+//! helper stores its window before it loads that bit. All four accesses are sequentially
+//! consistent, so at least one of the two threads sees the other's store: either the helper skips
+//! the window, or the pages stay, which costs the host at most the 1 MiB that the helper was at,
+//! once for each window. Neither waits.
 //!
-//! **Memory whose pages come and go** (`--resident`, a pager) is populated by nobody. A page that
-//! is absent there belongs to the pager: its content is in the store or on a disk, and the hole in
-//! the file is how the pager knows. To populate it would put a page of zeroes there, over the limit
-//! and unknown to the pager, and no look beforehand can exclude that, since the owner lets go of a
-//! page and the pager takes it at any time. There a MAP *asks* for the pages instead (`gather`,
-//! [`mod@crate::unit`]): the request goes the pager's one way, in its order.
+//! **Memory whose pages come and go** (`--resident`, a pager) is never populated by this module. A
+//! page that is absent there belongs to the pager: its content is in the store or on a disk, and
+//! the hole in the file marks it as absent. Populating it would put a page of zeroes there, over
+//! the limit and unknown to the pager. No check beforehand can exclude that, since the owner
+//! releases a page and the pager takes it at any time. There a MAP *requests* the pages instead
+//! (`gather`, [`mod@crate::unit`]): the request goes through the pager, in its order.
 //!
-//! Left out: windows again, once a page that they had was taken by the host's own reclaim.
+//! Left out: populating a window again, once the host's own reclaim has taken a page of it.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -43,16 +44,16 @@ use guest_mem::Gpa;
 
 /// Bytes of a window.
 pub const WINDOW: u64 = 1 << 20;
-/// A MAP that ends so many bytes before its window's end, or fewer, asks for the next one.
+/// A MAP that ends at most this number of bytes before its window's end requests the next one.
 pub const REFILL: u64 = 64 * guest_mem::PAGE_SIZE;
-/// Windows that one MAP asks for at most, from its beginning on.
+/// Most windows that one MAP requests, from its beginning on.
 pub const WINDOWS_PER_MAP: u64 = 64;
 
 /// No window.
 const NONE: u64 = u64::MAX;
 
-/// Which windows of RAM are to be populated, and which not any more. Shared by the owner's thread,
-/// which asks and gives back, and the helper.
+/// Windows of RAM: those to be populated, and those that may not be populated any more. Shared by
+/// the owner's thread, which requests and gives back, and the helper.
 #[derive(Debug)]
 pub struct Windows {
     /// Asked for, ever. Written by the owner.
@@ -164,7 +165,8 @@ impl Windows {
                 self.populated.fetch_add(1, Ordering::Relaxed);
             }),
         };
-        // Release: whoever sees that it has left finds the pages there.
+        // Release: if the owner's load sees that the helper has left the window, it also sees the
+        // populated pages.
         self.at.store(NONE, Ordering::Release);
         result
     }
@@ -281,7 +283,7 @@ mod tests {
         std::iter::from_fn(|| windows.next(&mut done)).collect()
     }
 
-    /// A helper that says which window it is at, and goes on when it is told how that ended.
+    /// Starts a helper that sends the window it is at, and continues when it receives the result.
     fn helper(windows: &Arc<Windows>) -> (Populator, Receiver<u64>, Sender<io::Result<()>>) {
         let ((say, at), (go_on, goes_on)) = (channel(), channel());
         let populate = move |gpa: Gpa, len| {

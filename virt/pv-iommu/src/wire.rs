@@ -36,23 +36,23 @@ pub const MSI_WINDOW: RangeInclusive<u64> = 0xfee0_0000..=0xfeef_ffff;
 
 /// Bytes of the configuration space.
 pub const CONFIG_LEN: usize = 40;
-/// Where its field `bypass` is.
+/// Offset of its field `bypass`.
 pub const CONFIG_BYPASS: u64 = 36;
 
 /// Bytes of a request's tail.
 pub const TAIL_LEN: u32 = 4;
 /// Bytes of a fault report.
 pub const FAULT_LEN: u32 = 24;
-/// Bytes that are read of the longest request but PROBE, whose padding nobody looks at.
+/// Bytes that are read of the longest request but PROBE, whose padding is not read.
 pub const MAX_REQUEST: usize = 36;
 
-/// How a request ended (§5.13.6). 0, success, is none of these.
+/// Error status of a request (§5.13.6). 0, success, is none of these.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Status {
-    /// Not offered, or not together.
+    /// A feature that is not offered, or not in this combination.
     Unsupp = 2,
-    /// Fields that contradict each other, or what is there.
+    /// Fields that contradict each other, or the unit's state.
     Inval = 4,
     /// Addresses that are not aligned, or outside of what the device has.
     Range = 5,
@@ -62,7 +62,7 @@ pub enum Status {
     NoMem = 8,
 }
 
-/// What a driver asks for, parsed, not checked against anything.
+/// Request of a driver, parsed but not checked against the unit's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request {
     /// Attaches an endpoint to a domain, which is made if it is not there.
@@ -130,7 +130,7 @@ pub const ATTACH_BYPASS: u32 = 1;
 pub const MAP_READ: u32 = 1;
 /// Devices may write.
 pub const MAP_WRITE: u32 = 2;
-/// What is mapped is a device's registers.
+/// The mapped memory is a device's registers.
 pub const MAP_MMIO: u32 = 4;
 
 /// A request by its head.
@@ -238,7 +238,7 @@ pub fn properties() -> [u8; PROBE_SIZE as usize] {
     list
 }
 
-/// Why an access was refused (§5.13.6.8).
+/// Reason why an access was refused (§5.13.6.8).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Reason {
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_short_or_of_no_type_is_no_request() {
+    fn request_too_short_or_of_unknown_type_does_not_parse() {
         for (kind, len) in [(1, 20), (2, 20), (3, 36), (4, 28), (5, 72)] {
             let bytes = [&[kind][..], &[0; 71]].concat();
             assert!(parse(&bytes[..len.min(MAX_REQUEST)], len as u32).is_some());

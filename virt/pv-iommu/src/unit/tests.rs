@@ -12,14 +12,14 @@ use super::revoke::{BUDGET, CHUNK, REMOVE};
 use super::*;
 use crate::wire::{ATTACH_BYPASS, DOMAIN_LAST, INPUT_LAST, MAP_READ, MAP_WRITE, PHYS_LAST};
 
-/// Who hears the unit.
+/// Sink that records the unit's events.
 #[derive(Default)]
 struct Ear {
     done: Vec<(u64, CommandResult)>,
     events: Vec<UnitEvent>,
     invalidated: Vec<Invalidation>,
     refused: Vec<RefusedAccess>,
-    /// How many hold each invalidation.
+    /// Number of holds that each invalidation gets.
     holds: u32,
 }
 
@@ -510,7 +510,7 @@ fn an_invalidation_that_a_follower_holds_holds_the_request() {
 }
 
 #[test]
-fn what_is_attached_elsewhere_or_detached_reaches_nothing_of_before() {
+fn reattached_or_detached_endpoint_loses_its_old_mappings() {
     let mut world = World::new();
     assert_eq!(world.attach(DISK, 1), 0);
     assert_eq!(world.map(1, 0x1000, 0x1fff, 0x1_0000), 0);

@@ -102,10 +102,10 @@ fn a_map_asks_for_absent_pages_that_a_device_may_read() {
     assert_eq!((counts.gathered, counts.unasked), (2, 0));
 }
 
-/// Memory keeps what has come for a ticket until it is asked for again: a guest that maps and never
-/// uses holds nothing.
+/// Memory keeps a page that came in for a ticket until it is accessed. The next poll accesses it,
+/// so that a guest which maps and never uses holds nothing.
 #[test]
-fn what_has_come_may_leave_again_though_no_device_uses_it() {
+fn page_brought_in_by_a_hint_can_be_evicted_unused() {
     let mut paged = Paged::new(Hints::new(true, None), 1 << 20);
     paged.map(3, 1, MAP_READ);
     let page = guest_mem::Pages::new(&[Gpa::new(3 * PAGE_SIZE)]).expect("a page");
@@ -129,7 +129,7 @@ fn without_the_switch_nothing_is_asked_for() {
 }
 
 #[test]
-fn what_is_refused_or_no_memory_hints_at_nothing() {
+fn refused_map_or_no_ram_gives_no_hint() {
     let mut paged = Paged::new(Hints::new(true, None), 1 << 20);
     let refused = paged.ask(map(7, 0, 4095, 0, MAP_READ));
     assert_eq!(refused, CommandResult::Refused(NOENT));
