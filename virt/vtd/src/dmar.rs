@@ -15,7 +15,7 @@
 
 use guest_mem::SourceId;
 
-/// What the table says.
+/// Content of the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DmarConfig {
     /// Host address width in bits, 12 to 64: the physical addresses that tables may hold.
@@ -60,7 +60,7 @@ pub struct Drhd {
     pub scopes: Vec<Scope>,
 }
 
-/// What a device scope names.
+/// Type of the device that a device scope names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum ScopeType {
@@ -77,7 +77,7 @@ pub enum ScopeType {
 /// A device scope with a path of one step, which is all a machine with flat buses needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Scope {
-    /// What it names.
+    /// Type of the named device.
     pub kind: ScopeType,
     /// See [`ScopeType`]; 0 for PCI.
     pub enumeration_id: u8,

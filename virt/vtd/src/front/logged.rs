@@ -50,11 +50,11 @@ const CHANGING: [(u16, AccessLen); 14] = [
 /// The register page of a unit in `logged` mode.
 #[derive(Clone, Debug, Default)]
 pub struct Logged {
-    /// What the page shows of [`CHANGING`].
+    /// Values of the registers [`CHANGING`] in the page.
     shown: [u64; CHANGING.len()],
-    /// What it shows of the recording registers.
+    /// Values of the recording registers in the page.
     records: Vec<FaultRecording>,
-    /// `Unit::changes` when it was last brought up to date.
+    /// `Unit::changes` when the page was last brought up to date.
     seen: u64,
 }
 

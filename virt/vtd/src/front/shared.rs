@@ -1,10 +1,10 @@
 //! `shared`: the register page is plain memory that the guest reads and writes without any exit.
 //!
-//! Nothing tells us of a store, and a store over an equal value leaves no trace, so the page is
-//! compared with what was last seen or shown there. What makes that work, register by register:
+//! No store is notified, and a store over an equal value leaves no trace, so the page is compared
+//! with the value last seen or shown there. This is sufficient for each register:
 //!
 //! * *Output* (GSTS, IQH, recording registers but for F): stored, never read back; a guest that
-//!   scribbles there fools itself.
+//!   writes there only misleads itself.
 //! * *GCMD*: after it is taken, the slot is left as the levels plus a reserved bit, so that any
 //!   store of a guest differs from it, a second identical SRTP too.
 //! * *FSTS, ICS*: while a status bit shows, so does a reserved tag bit; a written 1 over a shown 1
@@ -25,8 +25,8 @@
 //! may be from before the guest cleared it.
 //!
 //! Called by the unit's owner, alone. The other side of every ordering is the guest's driver; see
-//! [`RegPage`]. Each register is taken at most once per sweep, so a guest that stores in a
-//! loop delays nobody else.
+//! [`RegPage`]. Each register is taken at most once per sweep, so a guest that stores in a loop
+//! delays no other guest.
 //!
 //! Cost of a sweep that finds nothing: eight loads from three cache lines (more while faults show).
 
@@ -130,14 +130,14 @@ impl Request {
         let answer = unit.read(self.offset, AccessLen::B8);
         if answer & REQUEST == 0 {
             self.taken = None;
-            // Failure: the guest wrote while its request was in progress, which it may not. What it
-            // wrote is taken as a request, or not, by the next sweep.
+            // Failure: the guest wrote while its request was in progress, which it may not. The
+            // next sweep decides whether the written value is a request.
             let _ = page.compare_exchange64(self.offset, taken, answer);
         }
     }
 }
 
-/// What one sweep loads, in this order.
+/// Registers that one sweep loads, in this order.
 struct Loaded {
     iqt: u32,
     fsts: u32,
@@ -273,7 +273,8 @@ impl Shared {
         (0..self.records.len()).any(|index| self.record_store(index, page).is_some())
     }
 
-    /// What is in recording register `index`, if that shows a fault and has been stored to.
+    /// Returns the highest dword of recording register `index`, if the register shows a fault and
+    /// has been stored to.
     fn record_store(&self, index: usize, page: &impl RegPage) -> Option<u32> {
         let shown = self.records[index];
         if !shown.f() {

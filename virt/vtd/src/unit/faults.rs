@@ -52,12 +52,12 @@ impl Event {
     }
 }
 
-/// What became of a fault.
+/// Result of the recording of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Recorded {
     New,
     Collapsed,
-    /// PFO is set: there was no room.
+    /// There was no room: PFO is set.
     Overflow,
 }
 

@@ -37,15 +37,15 @@ const LAST_EPOCH: u64 = (1 << (64 - PAGE_BITS)) - 1;
 
 #[derive(Clone, Copy, Default, FromZeros)]
 struct Entry {
-    /// The page number, and what it is kept under: see [`DomainTag::key`].
+    /// Page number and domain tag: see [`DomainTag::key`].
     key: u64,
     /// GPA of the page | permissions in bits 1:0, as in a table entry.
     page: u64,
 }
 
-/// A domain's epoch, and where its entries go; kept in the context cache. The epoch is in the bits
-/// above a page number's, and spread over the low ones: different domains use the same few IOVA
-/// pages, and shall not meet in the table.
+/// Tag of a domain's entries; kept in the context cache. The epoch is in the bits above a page
+/// number's, and is also spread over the low ones: different domains use the same few IOVA pages,
+/// which must not collide in the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromZeros)]
 pub(super) struct DomainTag(u64);
 
@@ -58,8 +58,9 @@ impl DomainTag {
         Self(epoch << PAGE_BITS | spread)
     }
 
-    /// What no other page of this epoch has, nor any page of another: the epoch can be read off,
-    /// with it its low bits, and then the number. The index in a table is the low bits of the key.
+    /// Returns the key of page `number`, unique among all pages of all epochs: the high bits give
+    /// the epoch, the epoch gives its low bits, and these give the number. The index in a table is
+    /// the low bits of the key.
     #[inline]
     fn key(self, number: u64) -> u64 {
         number ^ self.0
@@ -134,9 +135,9 @@ impl Iotlb {
         entry.key == key && entry.page ^ next >= PAGE_SIZE
     }
 
-    /// How many 4 KiB translations are here, from page `iova` on and at most `pages`, that have a
-    /// permission of `need` and follow each other in memory from page `gpa` on; and whether what
-    /// ended them is a page that lies elsewhere, rather than one that is not known.
+    /// Counts the cached 4 KiB translations, from page `iova` on and at most `pages`, that have a
+    /// permission of `need` and follow each other in memory from page `gpa` on. Also returns
+    /// whether they end at a page that lies elsewhere, rather than at one that is not cached.
     #[inline]
     pub(super) fn follow(
         &self,

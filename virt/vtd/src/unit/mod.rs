@@ -86,30 +86,31 @@ impl AccessLen {
     }
 }
 
-/// Where a unit's interrupts and notices go.
+/// Receiver of a unit's interrupts and events.
 pub trait Sink {
-    /// Deliver this message-signalled interrupt. It is the unit's own and is never remapped.
+    /// Delivers this message-signalled interrupt. It is the unit's own and is never remapped.
     fn msi(&mut self, address: u64, data: u32);
-    /// Something the VMM should act on.
+    /// Delivers an event on which the VMM should act.
     fn event(&mut self, event: Event);
-    /// The caches have forgotten this. Answers how many followers of the mappings hold the
-    /// invalidation's completion (the WAIT, CCMD.ICC, IVT, GSTS.TES) until each has released it by
-    /// [`Unit::release`]. The unit has no limit for that: a completion that came without the
-    /// follower would be an unmap that has not happened. May be told twice of one invalidation.
+    /// Notifies the followers of the mappings that the caches have dropped `what`. Returns the
+    /// number of followers that hold the invalidation's completion (the WAIT, CCMD.ICC, IVT,
+    /// GSTS.TES) until each has released it by [`Unit::release`]. The unit has no time limit for
+    /// that: a completion without the follower's release would be an unmap that has not happened.
+    /// May be called twice for one invalidation.
     fn invalidated(&mut self, what: &Invalidation) -> u32 {
         let _ = what;
         0
     }
 }
 
-/// What an invalidation covers.
+/// Scope of an invalidation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Invalidation {
     /// Everything.
     All,
     /// A domain.
     Domain(u16),
-    /// What requesters are attached to: those that equal the id but for the bits of the mask.
+    /// Attachments of requesters: those that equal the id but for the bits of the mask.
     Sources(SourceId, u16),
     /// Pages of a domain: `len` bytes from `iova`.
     Pages {
@@ -122,10 +123,10 @@ pub enum Invalidation {
     },
 }
 
-/// What the VMM should act on.
+/// Event on which the VMM should act.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// An invalidation has waited `drain_limit_ns` for these devices to end stale leases. Said once
+    /// An invalidation has waited `drain_limit_ns` for these devices to end stale leases. Sent once
     /// per wait; the wait stays parked until they have. Cancel their requests.
     DrainLimit {
         /// Devices that hold stale leases, each once.
@@ -133,18 +134,18 @@ pub enum Event {
     },
 }
 
-/// What a step leaves behind.
+/// State of the unit after a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
     /// More can be done at once.
     Busy,
     /// Nothing to do until the guest or a device does something.
     Idle,
-    /// Something is under way that only an event outside moves on.
+    /// Work is under way that continues only after an event outside the unit.
     Parked(Parked),
 }
 
-/// What a parked unit waits for.
+/// Event that a parked unit waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Parked {
     /// Stale leases to end; step again after [`Leases::end`](guest_mem::Leases::end), and at
@@ -154,15 +155,15 @@ pub enum Parked {
     Ticket(Ticket),
 }
 
-/// Work of one step, in estimated nanoseconds: 1,000 descriptors, or one that looks at 6,000
+/// Work of one step, in estimated nanoseconds: 1,000 descriptors, or one that rechecks 6,000
 /// leases.
 const STEP_BUDGET: u64 = 30_000;
 
-/// Why a step stops in the middle of something.
+/// Reason why a step stops before its work is done.
 enum Halt {
-    /// Memory is not there yet.
+    /// Memory is absent.
     Ticket(Ticket),
-    /// It has done enough.
+    /// The budget is spent.
     Budget,
 }
 
@@ -190,7 +191,7 @@ pub struct Unit {
     awaited: Option<Ticket>,
     /// The invalidation whose recheck of the leases is under way.
     checking: Option<(AskedBy, Scope)>,
-    /// What the work since the last [`Unit::take_cost`] has cost, in estimated ns.
+    /// Cost of the work since the last [`Unit::take_cost`], in estimated ns.
     cost: u64,
     drain: DrainTimer,
     /// Holds of invalidations that have not been released.
@@ -279,7 +280,7 @@ impl Unit {
         *changes += 1;
     }
 
-    /// What it was made with.
+    /// Returns the parameters of the unit.
     pub fn config(&self) -> &Config {
         &self.config
     }
@@ -339,22 +340,22 @@ impl Unit {
         self.faults.event.has_message() || self.completion.has_message()
     }
 
-    /// The awaited event has happened. Other tickets are ignored: they are a device's, or from
-    /// before a reset. Call [`step`](Unit::step) next.
+    /// Notifies the unit that `ticket` is done. Tickets that it does not await are ignored: they
+    /// are a device's, or from before a reset. Call [`step`](Unit::step) next.
     pub fn ticket_done(&mut self, ticket: Ticket) {
         if self.awaited == Some(ticket) {
             self.awaited = None;
         }
     }
 
-    /// Whether [`step`](Unit::step) would do something now: look here after a lease ended, a ticket
-    /// was done, a register was written, or a device was refused.
+    /// Returns whether [`step`](Unit::step) would do something now. Check this after a lease ended,
+    /// a ticket was done, a register was written, or a device was refused.
     pub fn needs_step(&self) -> bool {
         self.awaited.is_none() && (self.commands_have_work() || self.queue_has_work())
             || self.has_messages()
     }
 
-    /// What a step that finds nothing to do would answer.
+    /// Returns the result of a step that finds nothing to do.
     pub(crate) fn standing(&self) -> Progress {
         match self.awaited {
             Some(ticket) => Progress::Parked(Parked::Ticket(ticket)),
@@ -363,13 +364,14 @@ impl Unit {
         }
     }
 
-    /// When [`Event::DrainLimit`] is due, if something is draining: step again by then. In ns.
+    /// Returns the time at which [`Event::DrainLimit`] is due, in ns, if an invalidation drains:
+    /// step again by then.
     pub fn deadline(&self) -> Option<u64> {
         self.drain.deadline(self.config.drain_limit_ns)
     }
 
-    /// Releases `holds` of those that [`Sink::invalidated`] has answered. Whose they are, the
-    /// caller keeps account of. Call [`step`](Unit::step) next.
+    /// Releases `holds` of the holds that [`Sink::invalidated`] has returned. The caller keeps
+    /// account of their owners. Call [`step`](Unit::step) next.
     pub fn release(&mut self, holds: u32) {
         debug_assert!(holds <= self.holds, "more is released than is held");
         self.holds = self.holds.saturating_sub(holds);
@@ -381,8 +383,8 @@ impl Unit {
         self.leases.stale() == 0 && self.holds == 0
     }
 
-    /// What steps have cost since this was asked last, in estimated nanoseconds of the thread that
-    /// made them: whoever polls several machines charges it to this one.
+    /// Takes the cost of the steps since the last call, in estimated nanoseconds of the thread that
+    /// made them: a core that polls several machines charges it to this one.
     pub fn take_cost(&mut self) -> u64 {
         std::mem::take(&mut self.cost)
     }
@@ -498,9 +500,9 @@ impl Unit {
         Ok(mapping)
     }
 
-    /// Adds to the `done` bytes at `gpa`, which `iova` goes to, the mappings that follow them
-    /// there, up to `len`; as far as none is refused or waits. Whoever wants the rest asks from
-    /// there on, and gets that answer.
+    /// Extends the run of `done` bytes at `gpa`, to which `iova` translates, by the mappings that
+    /// follow it in memory, up to `len` bytes. Stops before a page that is refused or pends; a call
+    /// for the rest, from there on, returns that result.
     #[cold]
     #[inline(never)]
     fn extend<M: PhysMem>(

@@ -129,7 +129,7 @@ fn with_half(old: u64, is_high: bool, half: u32) -> u64 {
 }
 
 impl Unit {
-    /// What the guest reads at `offset`, as the trap front end answers it.
+    /// Returns the value that the guest reads at `offset`, for the trap front end.
     pub fn read(&self, offset: u16, len: AccessLen) -> u64 {
         if !is_aligned(offset, len) {
             return 0;

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::leases::Scope;
 
-/// What a unit has done since it was made. All fields count events.
+/// Counters of a unit since it was made. All fields count events.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stats {
     /// Translations answered from the IOTLB.

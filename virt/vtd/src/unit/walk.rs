@@ -43,10 +43,10 @@ impl PageSize {
     }
 }
 
-/// Why a walk gave nothing.
+/// Reason why a walk gave no mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WalkStop {
-    /// A table is not in memory yet.
+    /// The page of a table is absent.
     Pending(Ticket),
     /// The request is refused.
     Fault(WalkFault),
@@ -139,7 +139,7 @@ pub(crate) const fn touches_interrupt_range(start: u64, len: u64) -> bool {
     start <= INTERRUPT_RANGE.1 && start + (len - 1) >= INTERRUPT_RANGE.0
 }
 
-/// What a walk starts from.
+/// Root table and configuration from which a walk starts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Walker {
     /// The latched root table.
@@ -322,9 +322,9 @@ impl Walker {
         }
     }
 
-    /// Whether a part of a lease still goes where it went: the question that an invalidation asks.
-    /// `part` is moved on as far as it does; `walked` is told of each walk, and says whether to go
-    /// on.
+    /// Returns whether a part of a lease still translates to the same memory, for the recheck of an
+    /// invalidation. Advances `part` as far as it does. `walked` is called after each walk, and
+    /// returns whether to continue.
     pub(crate) fn still_holds<M: PhysMem>(
         &self,
         mem: &M,
