@@ -1,4 +1,4 @@
-//! What a sender of frames leaves to their receiver.
+//! Offloads: work on frames that a sender leaves to the receiver.
 
 /// Set of offloads: work on frames that their sender leaves to their receiver.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

@@ -132,7 +132,7 @@ fn type_against_protocol() {
 }
 
 #[test]
-fn what_was_not_negotiated_is_refused_and_without_csum_the_header_is_not_read() {
+fn offload_not_negotiated_is_refused_and_without_csum_the_header_is_not_read() {
     let (header, frame) = packet().sent(Offloads::ALL);
     let sent = |sender| delivered(&header, &frame[..], sender, &[Offloads::ALL]);
     let error = HeaderError::NotNegotiated(GsoType::TCPV4);

@@ -213,7 +213,7 @@ fn the_kernel_makes_the_same_frames() {
     assert_wrong_headers_are_refused_by_both(&mut from);
 }
 
-/// What the kernel refuses with EINVAL, the check refuses too.
+/// Asserts that the check refuses all headers that the kernel refuses with EINVAL.
 fn assert_wrong_headers_are_refused_by_both(from: &mut Tap) {
     let mut random = Random::new(9);
     let mut refused = 0;

@@ -289,7 +289,7 @@ fn a_port_that_resets_or_goes_lets_go_of_all_frames() {
             dropped: 0
         }
     );
-    // Without a driver there is nobody to send to.
+    // Without a driver there is no receiver.
     one.send(NetHeader::default(), &to_all);
     assert_eq!(
         one.port.collect(0),
@@ -367,7 +367,7 @@ fn large(random: &mut Random, to: u8, from: u8, tci: Option<u16>) -> (NetHeader,
     (header, frame)
 }
 
-/// What a receiver is to get of a frame, by `net-offload` over flat bytes.
+/// Returns the frames that a receiver must get for a frame, by `net-offload` over flat bytes.
 fn expected(header: &NetHeader, frame: &[u8], to: Offloads) -> Vec<(NetHeader, Vec<u8>)> {
     let mut room = HeaderRoom::new();
     let all = Offloads::ALL;

@@ -375,7 +375,7 @@ fn an_interface_that_is_down_refuses_frames_and_blocks_nothing() {
 }
 
 #[test]
-fn what_cannot_be_had_is_named() {
+fn open_error_names_the_unavailable_property() {
     if !has_namespace() {
         return;
     }

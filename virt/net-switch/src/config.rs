@@ -1,4 +1,4 @@
-//! What a switch and its ports are to be.
+//! Configuration of a switch and its ports.
 
 use crate::Rate;
 

@@ -213,7 +213,7 @@ impl Switch {
         self.table.forget_port(port);
     }
 
-    /// What has come from a port; zero if there is none.
+    /// Returns the counters of frames from a port; zero if there is no such port.
     pub fn counters(&self, port: PortId) -> PortCounters {
         let port = self.ports.get(port.index()).and_then(Option::as_ref);
         port.map_or_else(PortCounters::default, |port| port.counters)
@@ -273,8 +273,8 @@ impl Switch {
         false
     }
 
-    /// What was decided about the last frame with this head, if it would be decided again; the
-    /// source is seen now.
+    /// Returns the decision about the last frame with this head, if it would be decided again, and
+    /// marks the source as seen now.
     #[inline]
     fn recall(&mut self, from: PortId, key: u128, now_ns: u64) -> Option<Forward> {
         let port = self.ports.get_mut(from.index())?.as_mut()?;
@@ -388,7 +388,7 @@ impl Switch {
         ports
     }
 
-    /// What happens to the frame's tag for one of its ports.
+    /// Returns the change of the frame's tag for one of its ports.
     pub fn retag(&self, forward: &Forward, to: PortId) -> Retag {
         let port = self.ports.get(to.index()).and_then(Option::as_ref);
         let is_tagged = port.is_some_and(|port| port.config.vlan.is_tagged(forward.vid));
@@ -407,20 +407,20 @@ impl Switch {
     }
 }
 
-/// All of a head that decides, where there is as much.
+/// Returns the part of a head on which the decision depends, if the head is complete.
 fn key(head: &[u8]) -> Option<u128> {
     let whole: &[u8; HEAD_LEN] = head.try_into().ok()?;
     let first: [u8; 16] = whole[..16].try_into().ok()?;
     Some(u128::from_le_bytes(first))
 }
 
-/// Where a port remembers it.
+/// Returns the index of a key in a port's recent decisions.
 fn place(key: u128) -> usize {
     // The last byte of either address.
     ((key >> 40) as usize ^ (key >> 88) as usize) % RECENT
 }
 
-/// What is looked at in a frame.
+/// Fields of a frame that the switch reads.
 struct Head {
     to: Mac,
     source: Mac,

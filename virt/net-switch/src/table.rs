@@ -65,13 +65,13 @@ impl Table {
         }
     }
 
-    /// A number that stays the same as long as every station is where it was, and every node its
-    /// own.
+    /// Returns a number that is unchanged as long as every station is at the same port and has the
+    /// same node.
     pub fn generation(&self) -> u64 {
         self.generation
     }
 
-    /// What is known changes in a way that the table does not see.
+    /// Advances the generation, for a change that the table itself does not see.
     pub fn change(&mut self) {
         self.generation += 1;
     }

@@ -21,7 +21,7 @@ pub const FIRST_BAR: u16 = 0x10;
 /// Bytes from the first BAR to the end of the last.
 const BAR_BYTES: u16 = 4 * BARS as u16;
 
-/// What one BAR is.
+/// Kind and size of one BAR.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BarKind {
     /// Not implemented: reads zero.

@@ -91,7 +91,7 @@ struct Plugged {
 
 enum Slot {
     Free,
-    /// Somebody will plug a function in.
+    /// Reserved for a function that will be plugged in.
     Reserved,
     Taken(Arc<Plugged>),
 }
@@ -104,7 +104,7 @@ struct Decoded {
     bar: u8,
 }
 
-/// What can go wrong while functions are added or placed: errors of the configuration.
+/// Error of the configuration, found while functions are added or placed.
 #[derive(Debug, thiserror::Error)]
 pub enum PciError {
     /// More functions than slots.

@@ -1,8 +1,8 @@
-//! Configuration space of one function: a type 0 header, capability lists, the legacy pin, and what
-//! a guest may change.
+//! Configuration space of one function: a type 0 header, capability lists, the legacy pin, and the
+//! bits that a guest may change.
 //!
-//! Plain data: whoever owns the function (a sidecore, or a vCPU exit for the host bridge) reads and
-//! writes it. What a write set off is for the owner to look up.
+//! Plain data: the function's owner (a sidecore, or a vCPU exit for the host bridge) reads and
+//! writes it. After a write, the owner has to check for its effects.
 //!
 //! ```text
 //! let mut config = ConfigSpace::new(&Identity { … }, kinds);

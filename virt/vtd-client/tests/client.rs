@@ -59,7 +59,7 @@ fn deferred_mappings_translate_until_the_flush() {
         core.unmap(mapping).unwrap();
         stale.push((iova, (0x800 + i) << 12));
     }
-    // Nobody ticks, so the coarse clock stands, and no age is reached.
+    // The ticker does not run, so the coarse clock stands still, and no age is reached.
     assert_eq!(world.mapper.risk().stale_now, 200);
     for (iova, phys) in &stale {
         assert_eq!(world.access(*iova), Ok(*phys), "the unit's IOTLB has it");
@@ -133,8 +133,8 @@ fn a_freed_table_that_is_still_linked_is_noticed() {
     let middle = mem.get_u64(Gpa::new(world.mapper.root().raw())) & !0xfff;
     let entry = Gpa::new(middle + (first >> 9) * 8);
     let link = mem.get_u64(entry);
-    // SAFETY: a mistake on purpose; the page is guest memory, which stays, and nobody walks but the
-    // device.
+    // SAFETY: a mistake on purpose; the page is guest memory, which stays, and only the device
+    // walks it.
     unsafe { world.memory.free(PhysAddr::new(link & !0xfff)) };
     assert_eq!(world.access(iova), Ok(POISON));
     mem.put_u64(entry, 0);
@@ -296,8 +296,8 @@ fn a_unit_that_does_not_work_is_waited_for_no_longer_than_said() {
     invalidator.flush(&[Command::Domain]).unwrap();
 }
 
-/// Somebody overwrites a descriptor: IQE. What was in flight fails, the mapper keeps it, the next
-/// flush covers it.
+/// A descriptor is overwritten: IQE. The batches in flight fail, the mapper keeps their ranges, and
+/// the next flush covers them.
 #[test]
 fn a_stopped_queue_fails_what_is_in_flight_and_starts_again() {
     let world = World::trap(Policy::STRICT);
@@ -396,7 +396,7 @@ fn tickets_of_many_threads_do_not_mix() {
                 let mut held = std::collections::VecDeque::new();
                 for i in 0..2_000u64 {
                     if id == 0 && i % 500 == 499 {
-                        // A wrong descriptor behind the tail, as if software had lost its mind.
+                        // A malformed descriptor at the tail, as from faulty software.
                         invalidator.queue().with_registers(|machine| {
                             let tail = machine.read32(reg::IQT);
                             guest.mem.put_u64(Gpa::new(QUEUE + u64::from(tail)), 0xf);

@@ -11,12 +11,12 @@ pub const ENTRY_LEN: u64 = 16;
 /// Most entries of a table.
 pub const ENTRIES_MAX: u32 = 1 << 16;
 
-/// What of a message's source is compared (SVT).
+/// Validation of a message's source (SVT).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SourceValidation {
     /// 0: nothing.
     None,
-    /// 1: SID, as far as SQ has it so.
+    /// 1: the bits of SID that SQ selects.
     Requester,
     /// 2: the bus is in the range of SID's bytes.
     Bus,

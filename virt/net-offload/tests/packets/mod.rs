@@ -317,7 +317,8 @@ impl Packet {
         (header, frame)
     }
 
-    /// What a receiver with these offloads gets of what such a sender sent.
+    /// Returns the frames that a receiver with these offloads gets for the packet, as sent by such
+    /// a sender.
     pub fn expected(&self, sender: Offloads, receiver: Offloads) -> Vec<Expected> {
         let partial = sender.contains(Offloads::CSUM) && receiver.contains(Offloads::CSUM);
         let is_to_segment = sender.contains(self.needs()) && self.is_large();

@@ -366,7 +366,7 @@ impl<'b> Burst<'b> {
         self.parts.push(Part { header, slices });
     }
 
-    /// How many of them are over.
+    /// Offers the parts to the receiver; returns the number of those it is done with.
     fn offer(&self, to: &mut dyn FrameReceiver) -> usize {
         let mut rest = &self.slices[..];
         let mut bytes = self.bytes.iter();

@@ -86,7 +86,8 @@ impl SwitchPort {
         self.id
     }
 
-    /// What the switch has decided about frames from it, and what has become of those.
+    /// Returns the counters of the switch's decisions about frames from it, and of the frames
+    /// moved from it and to it.
     pub fn counters(&self) -> (PortCounters, FabricCounters) {
         self.fabric.counters(self.id)
     }
@@ -121,8 +122,8 @@ impl NetPort for SwitchPort {
         }
     }
 
-    /// What waits is delivered as the driver wants it now; a frame of which it has got a part is
-    /// finished in another way, and is dropped.
+    /// Sets the offloads with which waiting frames are delivered from now on. A frame of which the
+    /// driver has received a part cannot be continued with other offloads, and is dropped.
     fn set_receiver(&mut self, receiver: Offloads) {
         let mut shared = self.fabric.lock();
         let Some(port) = shared.port(self.id) else {
@@ -150,8 +151,8 @@ impl NetPort for SwitchPort {
         self.kept = 0;
     }
 
-    /// Of those that are kept, what was dropped is told by [`collect`](NetPort::collect), in order
-    /// with what was not.
+    /// Sends frames. Drops of kept frames are reported by [`collect`](NetPort::collect), in order
+    /// with the frames that were not dropped.
     fn send(&mut self, _pair: u16, frames: &[TxFrame<'_>], keep: &KeepAlive) -> usize {
         let mut shared = self.fabric.lock();
         let now = shared.now_ns();

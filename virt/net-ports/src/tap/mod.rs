@@ -38,7 +38,7 @@ pub use queues::TapQueues;
 /// Buffers of one queue.
 const SLOTS: usize = BURST;
 
-/// What is counted of an interface.
+/// Counters of an interface.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TapCounters {
     /// Frames of the guest whose header the kernel refused.
@@ -55,7 +55,7 @@ pub struct TapPort {
     /// Queues that the driver uses.
     in_use: u16,
     is_started: bool,
-    /// What the driver has taken on.
+    /// Offloads that the driver has accepted.
     receiver: Offloads,
     is_gone: bool,
     counters: TapCounters,
@@ -149,7 +149,7 @@ impl NetPort for TapPort {
         self.use_queues(pairs);
     }
 
-    /// What was meant for the driver before is stale for the next one.
+    /// Discards the frames for the former driver, which are stale for the next one.
     fn reset(&mut self) {
         self.is_started = false;
         for queue in &mut self.queues[..usize::from(self.in_use)] {
