@@ -59,18 +59,19 @@ pub struct Book {
     reach: Reach,
     live: BTreeMap<u64, Mapping>,
     stale: BTreeMap<u64, Stale>,
-    /// Stale ones in the order in which they became so; those that are it no more are skipped.
+    /// Stale mappings in the order in which they became stale; those that no longer are are
+    /// skipped.
     order: VecDeque<(u64, u64)>,
     /// Pages of live mappings, now and at most.
     live_pages: u64,
     live_peak: u64,
-    /// Pages of all that was entered and has not left, now and at most.
+    /// Pages of all mappings that were entered and have not left, now and at most.
     pages: u64,
     peak: u64,
 }
 
 impl Book {
-    /// Nothing mapped; what will be is in use in `reach`.
+    /// Creates an empty book, whose mappings will be in use in `reach`.
     pub fn new(reach: Reach) -> Self {
         Self {
             reach,
@@ -78,7 +79,7 @@ impl Book {
         }
     }
 
-    /// A mapping is about to be made.
+    /// Enters a mapping that is about to be made.
     pub fn enter(&mut self, mapping: Mapping) {
         self.reach.enter(mapping.gpa, mapping.pages);
         self.pages += mapping.pages;
@@ -117,7 +118,7 @@ impl Book {
         self.order.push_back((since, mapping.first));
     }
 
-    /// The guest maps again what was stale there.
+    /// Makes a stale mapping live, since the guest has mapped it again.
     pub fn revive(&mut self, mapping: Mapping) {
         self.add_live(mapping.pages);
         self.live.insert(mapping.first, mapping);
@@ -128,7 +129,7 @@ impl Book {
         self.live_peak = self.live_peak.max(self.live_pages);
     }
 
-    /// The guest believes that this one is gone, if it is still stale; whether it is.
+    /// Marks a mapping as unmapped for the guest, if it is still stale; returns whether it is.
     pub fn count_stale(&mut self, first: u64) -> bool {
         match self.stale.get_mut(&first) {
             Some(stale) if !stale.is_counted => {
@@ -139,7 +140,8 @@ impl Book {
         }
     }
 
-    /// The oldest stale mapping: since when, and its first page.
+    /// Returns the oldest stale mapping: the time since which it is stale, in ns, and its first
+    /// page.
     pub fn oldest(&mut self) -> Option<(u64, u64)> {
         while let Some(&(since, first)) = self.order.front() {
             if self

@@ -137,14 +137,14 @@ pub trait Table: Send + 'static {
 pub struct CallThread {
     calls: Option<Sender<(CallId, Call)>>,
     done: Receiver<Done>,
-    /// Taken from the channel to be looked at.
+    /// Result taken from the channel by [`has_done`](Caller::has_done).
     next: Option<Done>,
     woken: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl CallThread {
-    /// Starts it, over this container; `name` is for who looks at threads.
+    /// Starts the thread, over this container; `name` is shown in lists of threads.
     ///
     /// # Errors
     /// The host has no more threads or descriptors.

@@ -118,7 +118,7 @@ impl<H: Hardware, C: Caller> Assigned<H, C> {
         msix.max(config.msi().map_or(0, |msi| u16::from(msi.vectors())))
     }
 
-    /// Carries out what a write to configuration space has changed.
+    /// Applies the effects of a write to configuration space.
     fn follow<E>(&mut self, changed: config::Effects, out: &mut Effects<E>) {
         // Neither table delivers: its messages go to lines.
         let mut none = Vec::new();
@@ -144,8 +144,8 @@ impl<H: Hardware, C: Caller> Assigned<H, C> {
         self.route(out);
     }
 
-    /// Has the device signal what the guest has turned on. MSI-X before MSI: a driver that has both
-    /// on has made a mistake.
+    /// Has the device signal the vectors that the guest has turned on. MSI-X before MSI: a driver
+    /// that has both on has made a mistake.
     fn set_vectors(&mut self) {
         let registers: Option<MsiRegisters> = self.config.space().msi_registers();
         let vectors = if self.config.space().msix_control().0 {
@@ -180,7 +180,7 @@ impl<H: Hardware, C: Caller> Assigned<H, C> {
         }
     }
 
-    /// Tells the messages that have changed.
+    /// Sets the messages of the lines that have changed.
     fn route<E>(&mut self, out: &mut Effects<E>) {
         for line in (0..).take(self.routed.len()) {
             let message = self.message(line);

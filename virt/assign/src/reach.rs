@@ -106,7 +106,8 @@ impl Reach {
         })
     }
 
-    /// Pages reached, each counted as often as it is mapped: what the host accounts.
+    /// Returns the number of pages reached, each counted as often as it is mapped, as the host
+    /// accounts them.
     pub fn pages(&self) -> u64 {
         self.index().pages
     }
@@ -138,7 +139,7 @@ fn blocks(first: u64, pages: u64) -> impl Iterator<Item = (u8, u64)> {
         if left == 0 {
             return None;
         }
-        // The largest block that begins here and is not longer than what is left.
+        // The largest block that begins here and is not longer than the rest of the run.
         let order = next.trailing_zeros().min(left.ilog2());
         let block = (order as u8, next >> order);
         next = next.wrapping_add(1 << order);

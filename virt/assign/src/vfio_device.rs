@@ -81,7 +81,7 @@ impl Opened {
     /// Opens the device of this address, and resets it if it can be. Its bus mastering is off.
     ///
     /// # Errors
-    /// [`OpenError`], which says what is missing and how to get it.
+    /// [`OpenError`], whose message names the missing part and the way to get it.
     pub fn new(address: &str) -> Result<Self, OpenError> {
         let group = Group::of_device(address)?;
         let container = Container::open()?;
@@ -275,7 +275,7 @@ impl Hardware for VfioHardware {
 
     fn write_bar(&mut self, bar: u8, offset: u64, data: &[u8]) {
         if let Some((device, region)) = self.bar(bar) {
-            // What a device does not take is lost on hardware, too.
+            // A write that the device does not accept is lost on hardware, too.
             let _ = device.write(region, offset, data);
         }
     }

@@ -151,10 +151,10 @@ impl Event {
     /// Combines this fault with the event that was being delivered, if any: the guest's event, or
     /// `None` for a shutdown.
     ///
-    /// Each step of a row of faults goes this way, also those that the hypervisor raises for what
-    /// the guest's tables do not know of (a nested page fault, a refusal). So a delivery that
-    /// faults whatever is delivered ends: after the second fault there is but #DF, and after the
-    /// third the guest is over.
+    /// Every fault of a sequence is combined this way, also those that the hypervisor raises for
+    /// causes unknown to the guest's tables (a nested page fault, a refusal). So a delivery that
+    /// faults at every event terminates: the second fault becomes #DF, and the third ends the
+    /// guest.
     #[must_use]
     pub const fn met_during(self, first: Option<Self>) -> Option<Self> {
         match first {
@@ -220,7 +220,7 @@ mod tests {
         let event = Event::from_field(0x8000_03ec).unwrap();
         assert_eq!(event, Event::external(0xec));
         assert_eq!(event.field(), 0x8000_00ec);
-        // What hardware says.
+        // The value that hardware reports.
         assert_eq!(Event::from_field(0x8000_00ec), Some(event));
     }
 

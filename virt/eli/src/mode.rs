@@ -292,12 +292,13 @@ impl Core {
         !real.without(self.owed).is_empty()
     }
 
-    /// Ends what is in service at the real local APIC, `real`, which is virtual from here on.
-    /// Returns how many EOIs that takes now. There is no direct mode until the guest has ended it.
+    /// Ends the interrupts in service at the real local APIC, `real`, which are virtual from here
+    /// on. Returns the number of EOIs to send now. There is no direct mode until the guest has
+    /// ended them.
     ///
-    /// The guest's own priorities stay as they are, and its EOIs find what they mean, should they
-    /// come after all. What is in service below a level-triggered one that waits for the guest is
-    /// ended with that one.
+    /// The guest's own priorities stay as they are, and a later EOI of the guest ends the interrupt
+    /// for which it is meant. An interrupt in service below a level-triggered one that waits for
+    /// the guest is ended with that one.
     pub fn fall_back(&mut self, mut real: VectorSet) -> u8 {
         self.away = true;
         self.counts.forced += 1;
@@ -329,7 +330,8 @@ impl Core {
         self.suspended
     }
 
-    /// The guest's task priority (CR8 is its upper half); what the real register gets.
+    /// Sets the guest's task priority (CR8 is its upper half); returns the value for the real
+    /// register.
     pub fn set_task_priority(&mut self, priority: u8) -> u8 {
         self.task_priority = priority;
         policy::real_task_priority(priority)
@@ -400,8 +402,8 @@ impl Core {
             // Sixteen lines: more there cannot be, since each is in service in its 8259 until the
             // guest ends it.
             if self.externals_len < EXTERNALS {
-                // Behind what was there, but before those of this window, which are newer: they
-                // have been looked at already.
+                // Behind the older ones, but before those of this window, which are newer and have
+                // been handled already.
                 self.externals
                     .copy_within(older..self.externals_len, older + 1);
                 self.externals[older] = if vector == SPURIOUS {
@@ -492,7 +494,7 @@ impl Core {
         }
     }
 
-    /// Ends `vector`, as it is at the real local APIC, now or behind what is above it.
+    /// Ends `vector`, as it is at the real local APIC, now or after those above it.
     fn end_of(&mut self, vector: Vector, real: &mut VectorSet) -> u8 {
         if real.highest() == Some(vector) {
             return self.end(real);
@@ -555,8 +557,8 @@ impl Core {
                 self.externals_len = last;
                 plan.inject = Some(self.inject(self.externals[last]));
             }
-            // Its end goes to the 8259 without an exit: what else waits must have one as soon as it
-            // can be taken.
+            // Its end goes to the 8259 without an exit: other waiting interrupts need an exit as
+            // soon as they can be taken.
             plan.window = !can || self.externals_len > 0 || self.next(real).is_some();
             return;
         }
@@ -571,8 +573,8 @@ impl Core {
         plan.window = !can;
     }
 
-    /// The highest that is requested virtually, if its priority is above what is in service and the
-    /// task's.
+    /// Returns the highest vector that is requested virtually, if its priority is above those in
+    /// service and the task's.
     fn next(&self, real: VectorSet) -> Option<Vector> {
         let vector = self.requested.highest()?;
         let in_service = self.in_service(real).highest().map_or(0, class);
@@ -610,8 +612,8 @@ impl Core {
         cut_off.filter(|event| event.kind != Kind::Software || was_injected)
     }
 
-    /// Looks at what is really in service at an exit: what is there and neither the guest's nor
-    /// owed was meant for the host, and the guest took it.
+    /// Checks the vectors really in service at an exit. One that is neither the guest's nor owed
+    /// was meant for the host, and the guest took it: it is returned.
     pub fn audit(&mut self, real: VectorSet) -> Option<Vector> {
         let stolen = real.without(self.owed).without(self.assigned);
         let vector = stolen.iter().find(|vector| Source::of(*vector).is_some())?;

@@ -5,7 +5,7 @@
 //! A row without a test is not contained, and a hypervisor counts those rows at its start. A test
 //! is the name of a payload of `eli-attacks`, which is run without the row's defences, where it
 //! must succeed, with them, and calm. Payloads of rows that only the architecture contains are
-//! honest, and are run with all defences: they must get what they are due.
+//! honest, and are run with all defences: they must succeed.
 
 use core::fmt;
 

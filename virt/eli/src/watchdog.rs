@@ -1,18 +1,18 @@
 //! Findings about a guest that keeps the processor in direct mode, and their consequences (§3.7.2).
 //!
 //! A guest in direct mode can keep the processor without a single exit: with interrupts masked, or
-//! with an assigned vector in service for ever, which blocks all of its class and below. Only an
-//! interrupt that cannot be masked still exits, the watchdog's. It lets in what waits for the host,
-//! so that the host's interrupts are never later than the watchdog's period; and it looks at what
-//! is in service ([`Service`]).
+//! with an assigned vector in service forever, which blocks all of its class and below. Only an
+//! interrupt that cannot be masked still exits, the watchdog's. It takes the pending interrupts of
+//! the host, so that these are never later than the watchdog's period; and it checks the vectors in
+//! service ([`Service`]).
 //!
-//! No finding is for good. [`Masking`] counts those that harm the host, a tick of its own that
-//! waits ([`Ticks`]), at moments that no guest can keep clear of ([`Samples`]).
+//! No finding is permanent. [`Masking`] counts those that harm the host, by a pending tick of the
+//! host ([`Ticks`]), at times that no guest can avoid ([`Samples`]).
 
 /// Ticks of the watchdog in a row, each of which finds something of the guest's in service.
 ///
 /// A guest that ends its interrupts is found so as well, if it spends most of its time in handlers:
-/// what follows costs it some exits, until it has ended what it is in, and nothing else.
+/// the consequence is only some exits, until it has ended the interrupts in service.
 #[derive(Clone, Debug)]
 pub struct Service {
     limit: u32,
@@ -33,8 +33,8 @@ impl Service {
         Self { limit, ticks: 0 }
     }
 
-    /// A tick, which finds something of the guest's in service or nothing, whichever vectors these
-    /// are. Whether what is in service is to be ended now, and virtual from here on
+    /// Counts a tick that finds any vector of the guest's in service, or none. Returns whether
+    /// those in service must be ended now, and be virtual from here on
     /// ([`Core::fall_back`](crate::Core::fall_back)).
     pub fn tick(&mut self, is_held: bool) -> bool {
         self.ticks = if is_held { self.ticks + 1 } else { 0 };
@@ -137,8 +137,8 @@ impl Masking {
     }
 }
 
-/// Random moments at which a guest in direct mode is looked at, half a watchdog's period apart on
-/// the average.
+/// Random times at which a guest in direct mode is checked, half a watchdog's period apart on the
+/// average.
 #[derive(Clone, Debug)]
 pub struct Samples {
     mean_us: u64,

@@ -24,7 +24,7 @@ pub(super) struct Check {
     cut: Vec<(u64, u64)>,
 }
 
-/// A mapping that is being looked at.
+/// A mapping that is being checked.
 #[derive(Clone, Copy, Debug)]
 struct Looking {
     mapping: Mapping,
@@ -104,7 +104,7 @@ impl<C: Caller> Shadow<C> {
             let looked = self.look_at(&mut looking, unit, mem, budget);
             if looked.is_err() {
                 check.looking = Some(looking);
-                // What is gone already need not wait for the rest.
+                // Mappings found gone need not wait for the rest of the check.
                 self.deal_with(check, task)?;
                 return looked;
             }
@@ -176,7 +176,7 @@ impl<C: Caller> Shadow<C> {
         Ok(())
     }
 
-    /// Unmaps what is gone, or keeps it as the policy has it.
+    /// Unmaps mappings that are gone, or keeps them as the policy prescribes.
     fn deal_with(&mut self, check: &mut Check, task: &mut Task) -> Result<(), Pause> {
         if check.gone_at_once.is_empty() && check.gone_by_policy.is_empty() {
             return Ok(());

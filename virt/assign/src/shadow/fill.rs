@@ -53,7 +53,7 @@ impl Fill {
 }
 
 impl<C: Caller> Shadow<C> {
-    /// Maps what is found.
+    /// Maps the mappings that it finds.
     pub(super) fn fill<I: Iommu, M: PhysMem>(
         &mut self,
         task: &mut Task,
@@ -97,7 +97,7 @@ impl<C: Caller> Shadow<C> {
                 }
                 None => fill.run = Some(found),
                 Some(_) => {
-                    // It goes on behind the one that was found when the run before it is mapped.
+                    // The search continues behind `found` once the run before it is mapped.
                     self.map_run(&mut fill.run, task, mem, budget)
                         .inspect_err(|_| {
                             fill.is_cut_off = true;
@@ -109,7 +109,7 @@ impl<C: Caller> Shadow<C> {
         }
     }
 
-    /// The next mapping of the tables, or a part of one; `None` at the end.
+    /// Returns the next mapping of the tables, or a part of one; `None` at the end.
     fn next_of_tables<I: Iommu, M: PhysMem>(
         &mut self,
         ranges: &mut Vec<(u64, u64)>,
@@ -117,7 +117,7 @@ impl<C: Caller> Shadow<C> {
         mem: &M,
         budget: &mut Budget,
     ) -> Result<Option<Mapping>, Pause> {
-        // Each turn moves on in a range, or ends one.
+        // Each turn advances in a range, or ends one.
         while let Some((first, last)) = ranges.last_mut() {
             if budget.is_spent() {
                 return Err(Pause::Budget);
@@ -152,9 +152,8 @@ impl<C: Caller> Shadow<C> {
         Ok(None)
     }
 
-    /// Maps a run: what of it is live already stays, what is stale is found again or goes first,
-    /// what is not memory or not allowed is refused. What is left of the run when this pauses stays
-    /// in it.
+    /// Maps a run. Its parts that are live already stay; stale ones are revived or torn down first;
+    /// parts outside RAM or not allowed are refused. When this pauses, `run` is the rest.
     fn map_run<M: PhysMem>(
         &mut self,
         run: &mut Option<Mapping>,
@@ -182,7 +181,7 @@ impl<C: Caller> Shadow<C> {
         Ok(())
     }
 
-    /// Deals with the first pages of a run; how many.
+    /// Handles the first pages of a run; returns their number.
     fn map_some<M: PhysMem>(
         &mut self,
         run: Mapping,
@@ -261,7 +260,8 @@ impl<C: Caller> Shadow<C> {
         self.submit(call, Asked::Map(mapping, was_refused))
     }
 
-    /// The host has refused a map. Where it is full, what is stale goes, and it is asked once more.
+    /// Handles a map that the host has refused. If a limit is reached, stale mappings are torn
+    /// down, and the map is submitted once more.
     #[cold]
     pub(super) fn map_refused<M: PhysMem>(
         &mut self,
@@ -339,7 +339,7 @@ fn part(runs: &[(u64, u64)], first: u64, pages: u64) -> (u64, bool) {
     ((next - first).min(pages), false)
 }
 
-/// Whether `next` goes on where `run` ends.
+/// Returns whether `next` begins where `run` ends.
 fn continues(run: &Mapping, next: &Mapping) -> bool {
     run.first + run.pages == next.first
         && run.gpa + run.pages == next.gpa

@@ -61,7 +61,7 @@ use crate::reach::Reach;
 use check::Check;
 use fill::Fill;
 
-/// Invalidations that are looked at one by one.
+/// Most invalidations that are handled one by one.
 const TASKS: usize = 64;
 /// Mappings that one call ends.
 const TOGETHER: usize = 1024;
@@ -290,8 +290,8 @@ impl<C: Caller> Shadow<C> {
         }
     }
 
-    /// The unit invalidates. It is looked at by the polls that follow, and held until they are
-    /// done.
+    /// Notifies the shadow of an invalidation. The following polls handle it, and it is held until
+    /// they are done.
     pub fn told(&mut self, what: &Invalidation, hold: HoldId) -> Hold {
         let what = match what.scope {
             Scope::Interrupts => return Hold::No,
@@ -333,8 +333,8 @@ impl<C: Caller> Shadow<C> {
     }
 
     fn add_task(&mut self, what: What, hold: HoldId) -> Hold {
-        // One that has not begun and looks at the same, or at more. Its hold keeps this
-        // invalidation's WAIT, too: a hold for each would be a list that a guest makes grow.
+        // A task that has not begun and has the same scope, or a larger one. Its hold keeps this
+        // invalidation's WAIT, too: with a hold for each, a guest could make the list grow.
         if let Some(last) = self.tasks.back_mut()
             && matches!(last.phase, Phase::Begin)
             && (last.what == what || last.what == What::Everything)
@@ -347,7 +347,7 @@ impl<C: Caller> Shadow<C> {
         }
         let mut new = Task::new(what, vec![hold]);
         if self.tasks.len() >= TASKS {
-            // All that have not begun are one, that looks at everything.
+            // All tasks that have not begun become one that checks everything.
             new.what = What::Everything;
             let mut holds = Vec::new();
             self.tasks.retain_mut(|task| {
@@ -363,14 +363,14 @@ impl<C: Caller> Shadow<C> {
         Hold::Yes
     }
 
-    /// A hold of this shadow has lasted for too long. A call that has been under way since then is
-    /// not waited for any longer.
+    /// Notifies the shadow that one of its holds has lasted for too long. From then on the
+    /// duration of calls that unmap is limited.
     pub fn hold_overdue(&mut self) {
         self.overdue = true;
     }
 
-    /// Looks at the device's attachment without having been told: at its start, and after a reset
-    /// of its function.
+    /// Reads the device's attachment without an invalidation: at the start, and after a reset of
+    /// the function.
     pub fn look(&mut self) {
         if self.state == State::Open {
             let task = Task::new(What::Everything, Vec::new());
@@ -378,15 +378,15 @@ impl<C: Caller> Shadow<C> {
         }
     }
 
-    /// Another policy from now on. What is stale under the last one is torn down.
+    /// Sets the policy. Mappings that are stale under the former one are torn down.
     pub fn set_policy(&mut self, policy: HostPolicy) {
-        // Once the container is being closed, that ends what is stale.
+        // Closing the container ends all stale mappings.
         if self.state != State::Open {
             return;
         }
         let stale = self.book.some_stale(usize::MAX);
         self.tear_down_stale(stale);
-        // They were the last policy's.
+        // They count for the former policy.
         for call in &mut self.calls {
             if let Asked::Unmap(mappings) = &mut call.what {
                 for since in mappings.iter_mut().filter_map(|(_, since)| since.take()) {
@@ -398,7 +398,7 @@ impl<C: Caller> Shadow<C> {
         self.account = Account::default();
     }
 
-    /// Has the device reset, behind the calls under way. Its mappings stay.
+    /// Resets the device, after the calls under way. Its mappings stay.
     pub fn reset_device(&mut self) {
         if self.state == State::Open && !self.is_resetting {
             self.is_resetting = true;
@@ -411,7 +411,7 @@ impl<C: Caller> Shadow<C> {
         self.is_resetting
     }
 
-    /// It ends: everything is torn down, by closing the container.
+    /// Ends the shadow: tears everything down by closing the container.
     pub fn end(&mut self) {
         self.close();
     }
@@ -613,8 +613,9 @@ impl<C: Caller> Shadow<C> {
         let has_old = old != mode && self.book.stale() > 0;
         Ok(match mode {
             _ if old == mode && what == What::Attachment => Phase::Settle,
-            // Between two domains what both map stays, and what the new one lacks goes at once.
-            // With stale mappings of the old one, everything goes first.
+            // From one domain to another, mappings of both stay, and those that the new one lacks
+            // are unmapped at once. If the old one has stale mappings, everything is unmapped
+            // first.
             Mode::Domain(_) if old != Mode::All && !has_old => {
                 Phase::Check(Check::of(0, LAST_PAGE, old != mode))
             }
@@ -718,7 +719,7 @@ impl<C: Caller> Shadow<C> {
             }
             (Asked::Close, Ok(())) => self.closed(),
             (Asked::Close, Err(refusal)) => {
-                // Its pages stay in use, and what waits for them waits.
+                // Its pages stay in use, and the tasks that wait for them keep waiting.
                 tracing::error!(device = %self.source, "what was mapped for the device stays in its reach: {}", refusal.text);
             }
         }

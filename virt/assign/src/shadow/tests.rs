@@ -1,4 +1,4 @@
-//! Against a model of tables and a model of type 1, whose calls are made when the test says.
+//! Tests against a model of tables and a model of type 1, whose calls the test makes step by step.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -123,7 +123,7 @@ impl Iommu for Tables {
             .and_then(|pages| pages.range(range).next());
         Ok(match found {
             None => Next::None,
-            // Every third search says that it has only come this far.
+            // Every third search ends here, as if its budget were spent.
             Some((page, _))
                 if self.walks.get().is_multiple_of(3) && *page > from.raw() / PAGE_SIZE =>
             {
@@ -418,8 +418,8 @@ impl World {
         self.kernel.with(|inside| std::mem::take(&mut inside.made))
     }
 
-    /// The device reaches what the tables say, and beyond that at most so many mappings that are
-    /// stale.
+    /// Asserts that the device reaches the mappings of the tables, and in addition at most the
+    /// stale mappings that the policy permits.
     fn check(&self) {
         let (wanted, reached) = (self.tables.wanted(), self.kernel.reached());
         for (iova, to) in &wanted {
@@ -518,7 +518,7 @@ fn a_mapping_that_is_cut_goes_and_the_rest_of_it_comes_back_in_pages() {
         world.check();
         assert_eq!(world.shadow.counts().cut, 1);
         assert_eq!(world.kernel.with(|inside| inside.mappings.len()), 7);
-        // From now on this domain goes on in pages.
+        // From now on this domain is mapped in single pages.
         world.map(128, 16, 4, Access::Read);
         world.pages(128, 4);
         world.finish();
@@ -739,7 +739,7 @@ fn more_invalidations_than_are_looked_at_one_by_one_are_joined() {
     world.check();
 }
 
-/// A guest need not wait for what it submits.
+/// A guest need not wait for the invalidations that it submits.
 #[test]
 fn invalidations_that_no_wait_follows_take_a_bounded_number_of_holds() {
     let mut world = World::in_domain(HostPolicy::Strict);
@@ -796,7 +796,7 @@ fn another_policy_tears_down_what_the_last_one_kept() {
 enum Step {
     Map(u64, u64, u64, u8),
     Unmap(u64, u64),
-    /// Told of the smallest aligned power of two around, of the domain, of all.
+    /// Invalidates the smallest aligned power of two around, the domain, or everything.
     Tell(u8),
     Attach(u8),
     Poll,
@@ -820,9 +820,9 @@ fn step() -> impl Strategy<Value = Step> {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(600))]
-    /// A guest that is right (it invalidates what it has changed before it waits), under each
-    /// policy, with calls that are made late: whatever is reached is in use, and when nothing is
-    /// held the device reaches what the tables say.
+    /// Runs a correct guest (it invalidates its changes before it waits) under each policy, with
+    /// calls that are made late. All pages reached are in use, and when nothing is held, the device
+    /// reaches exactly the mappings of the tables.
     #[test]
     fn the_device_reaches_what_the_tables_say(
         policy in 0_usize..4,

@@ -23,7 +23,7 @@ pub struct Counts {
     pub completed_virtual: u64,
     /// EOIs that exited and ended a real one.
     pub completed_real: u64,
-    /// Times that what the guest had in service was ended for it.
+    /// Times that the interrupts that the guest had in service were ended for it.
     pub forced: u64,
     /// Times that it was suspended for delaying the host's interrupts.
     pub suspended: u64,

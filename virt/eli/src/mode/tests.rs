@@ -11,7 +11,7 @@ const ONE_WORLD: u64 = 10_000;
 /// Worlds one after another until something is wrong or the events are spent: which seed, after how
 /// many events in all.
 ///
-/// `ELI_TRACE=<seed>` prints what happens in one.
+/// `ELI_TRACE=<seed>` prints the events of one.
 fn first_wrong(events: u64, seen: &mut Seen) -> Option<(u64, u64, String)> {
     let traced = std::env::var("ELI_TRACE").ok();
     let mut done = 0;
@@ -272,7 +272,7 @@ fn an_interrupt_that_comes_by_an_alias_is_the_guests_by_its_own_vector() {
     let completed = ended(1, Ended::Virtual(0xf4));
     assert_eq!(core.guest_eoi(set(&[alias])), completed);
     assert!(core.plan(READY, set(&[])).direct);
-    // To itself it is sent virtually; what is its own, by the real local APIC.
+    // A vector with an alias is sent to itself virtually; others by the real local APIC.
     assert!(!core.send(0xf1) && core.send(0x41));
     assert_eq!(injected(&mut core, &[]), Some(0xf1));
 }
@@ -292,7 +292,7 @@ fn an_own_gate_that_is_absent_is_told_to_the_guest() {
         let code = u32::from(vector) << 3 | event::CODE_IDT | event::CODE_EXTERNAL;
         Reflection::Guest(Event::exception(NOT_PRESENT, Some(code)))
     };
-    // Delivered directly; what is not assigned is hidden there, and an interrupt.
+    // Delivered directly; a vector that is not assigned is hidden there, and is an interrupt.
     let mut core = engaged();
     assert!(core.plan(READY, set(&[])).direct);
     let met = |vector| fault(NOT_PRESENT, Event::external(vector), absent, 0);
@@ -414,7 +414,7 @@ fn interrupt_ended_by_force_stays_in_service_for_the_guest() {
     assert_eq!(core.fall_back(set(&[0x41, 0x61])), 2);
     assert_eq!(core.in_service(set(&[])), set(&[0x41, 0x61]));
     assert!(!core.plan(READY, set(&[])).direct);
-    // A lower one waits, a higher one does not, and EOIs end what they mean.
+    // A lower one waits, a higher one does not, and each EOI ends the intended one.
     took(&mut core, &[edge(0x51)]);
     assert_eq!(injected(&mut core, &[]), None);
     took(&mut core, &[edge(0x71)]);
@@ -453,7 +453,7 @@ fn a_suspended_guest_is_injected_to_until_it_is_resumed() {
     let mut core = engaged();
     assert!(core.plan(READY, set(&[])).direct);
     core.suspend();
-    // Whatever its flag says.
+    // Regardless of its flag.
     for cpu in [READY, MASKED, READY] {
         assert!(!core.plan(cpu, set(&[])).direct && core.is_suspended());
     }

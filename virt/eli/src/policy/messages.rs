@@ -68,7 +68,7 @@ fn fixed(data: u32) -> Result<Vector, Why> {
 pub struct Pin {
     /// The number of the processor that gets it.
     pub to: usize,
-    /// The vector; `None` for the 8259s' line, whose vectors are looked at where they are set.
+    /// The vector; `None` for the 8259s' line, whose vectors are checked where they are set.
     pub vector: Option<Vector>,
     /// Active low, and a level: bits 13 and 15, where they are.
     line: u64,
@@ -79,7 +79,7 @@ impl Pin {
     pub const MASKED: u64 = 1 << 16;
     const LINE: u64 = 1 << 13 | 1 << 15;
 
-    /// Of what the guest wrote; `None` if that is masked.
+    /// Decodes the entry that the guest wrote; `None` if that is masked.
     ///
     /// # Errors
     /// As for a [`message`].

@@ -115,7 +115,7 @@ pub fn lvt(entry: Lvt, value: u32) -> LvtWrite {
         why: Some(why),
     };
     let mode = match entry {
-        // It has no delivery mode; what stands there is reserved.
+        // It has no delivery mode; those bits are reserved.
         Lvt::Timer => FIXED,
         Lvt::Error if delivery_mode(value) == FIXED => FIXED,
         _ => delivery_mode(value),
@@ -343,7 +343,7 @@ mod tests {
                 assert_eq!(write.why.is_none(), is_through, "{entry:?} mode {mode}");
             }
             assert_eq!(lvt(entry, of(0x51, 0)).wants, Some(0x51));
-            // What is masked may hold anything.
+            // A masked entry may hold any value.
             assert_eq!(lvt(entry, of(0x51, 4) | LVT_MASKED).why, None);
         }
         // A vector of the host's class is wanted like any other: it gets an alias.

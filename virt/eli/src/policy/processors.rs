@@ -1,8 +1,8 @@
 //! The guest's processors, as destinations name them.
 //!
-//! A destination is resolved to those of the guest's processors that it names, and what goes to the
-//! hardware is made for each of them by its own identifier. So a broadcast, a logical destination
-//! or a shorthand never reaches a core that is not the guest's.
+//! A destination is resolved to those of the guest's processors that it names, and a command to the
+//! hardware is composed for each of them with its own identifier. So a broadcast, a logical
+//! destination or a shorthand never reaches a core that is not the guest's.
 
 /// The most processors of a guest.
 pub const PROCESSORS_MAX: usize = 4;

@@ -1,4 +1,4 @@
-//! Which capabilities are seen, what is refused, and lists that are wrong.
+//! Visible capabilities, refusals, and malformed lists.
 
 use super::*;
 

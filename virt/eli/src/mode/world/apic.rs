@@ -10,7 +10,7 @@ pub(super) struct Line {
     pub(super) remote: bool,
 }
 
-/// The local APIC and what is connected to it.
+/// The local APIC and the controllers connected to it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Apic {
     pub(super) requested: BTreeSet<Vector>,

@@ -113,7 +113,7 @@ pub(super) struct World {
     limit: u32,
     handlers: Vec<Handler>,
     task_priority: u8,
-    /// The guest's vectors, and what they are at the local APIC.
+    /// Map from the guest's vectors to those at the local APIC.
     claimed: BTreeMap<Vector, Vector>,
     // The hypervisor.
     table: Vec<Gate>,
@@ -226,7 +226,7 @@ impl World {
         world
     }
 
-    /// Prints what happens.
+    /// Turns on printing of events.
     pub(super) fn trace(&mut self) {
         self.traces = true;
     }
@@ -250,7 +250,7 @@ impl World {
         self.claimed.get(&vector).copied().unwrap_or(vector)
     }
 
-    /// The guest's vector of what came as `real`.
+    /// Returns the guest's vector for an interrupt that arrived as `real`.
     fn guests(&self, real: Vector) -> Vector {
         let own = self.claimed.iter().find(|(_, its)| **its == real);
         own.map_or(real, |(vector, _)| *vector)
@@ -377,7 +377,7 @@ impl World {
         self.stuck = 0;
         match phase {
             Phase::Drain => self.finish(&plan)?,
-            // A guest that does what it has to, soon.
+            // A guest that finishes its work soon.
             Phase::Quiet | Phase::Reprogram if self.random.chance(0.5) => self.finish(&plan)?,
             _ => self.instruction(phase, &plan)?,
         }
@@ -391,8 +391,8 @@ impl World {
 
     /// Everything that was begun ends, and nothing is left.
     pub(super) fn rest(&mut self) -> Checked {
-        // What is on its way gets there first; between that and the next entry no guest could
-        // change a thing.
+        // An event on its way is delivered first; between that and the next entry no guest
+        // could change anything.
         while self.going.is_some() {
             self.event(Phase::Drain)?;
         }
