@@ -1,5 +1,5 @@
-//! No translation, for memory of another process: what a vhost-user back end without a device IOTLB
-//! has.
+//! Identity translation for memory of another process, for a vhost-user back end without a device
+//! IOTLB.
 
 use crate::access::{Access, Perm};
 use crate::addr::{Gpa, Iova, SourceId};
@@ -131,7 +131,7 @@ impl Leases for LeaseCount {
         self.0 -= 1;
     }
 
-    /// Never: what lies at an address changes only while there is none.
+    /// Returns false: the memory at an address changes only while there is no lease.
     fn is_stale(&self, _id: LeaseId) -> bool {
         false
     }

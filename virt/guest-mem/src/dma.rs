@@ -44,28 +44,29 @@ pub trait Dma {
         intent: impl Into<Intent>,
     ) -> Result<Lease, LeaseStop>;
 
-    /// Where the first contiguous piece, 1 to `len` bytes, of `[iova, iova + len)` lies in
-    /// guest-physical memory, if the device may do `perm` there: as many mappings as follow each
-    /// other, as far as a lease reaches. For pages that a driver *names* to its device instead of
-    /// having them accessed, as free ones that it reports. Whether it is RAM, and whether it is
-    /// there, is not asked: what is absent stays so. (Only [`DirectMap`](crate::DirectMap) asks,
-    /// whose one mapping is memory itself.)
+    /// Returns the guest-physical address and length of the first contiguous piece, 1 to `len`
+    /// bytes, of `[iova, iova + len)`, if the device has `perm` there: as many mappings as follow
+    /// each other, as far as a lease reaches. For pages that a driver *names* to its device instead
+    /// of having them accessed, as free ones that it reports. It is not checked that the piece is
+    /// RAM, nor that it is present: absent pages stay absent. (Only
+    /// [`DirectMap`](crate::DirectMap), whose one mapping is memory itself, checks that.)
     ///
     /// The answer opens no way to memory: nothing that a device has takes such an address. It holds
     /// until the call into the device returns, since no invalidation is processed before that;
     /// afterwards it has to be asked for again.
     fn locate(&mut self, iova: Iova, len: u32, perm: Perm) -> Access<Run>;
 
-    /// Where the first contiguous piece, 1 to `len` bytes, of `[iova, iova + len)` lies in this
-    /// process, and how long it is: for copies that finish before the call into the device returns
-    /// (see [`VolatileSlice`](crate::VolatileSlice)). The answer holds until then, as no
-    /// invalidation is processed and no page evicted before; what outlives the call takes a
-    /// [`lease`](Dma::lease). Call again from where it ends for the rest.
+    /// Returns the address in this process, and the length, of the first contiguous piece, 1 to
+    /// `len` bytes, of `[iova, iova + len)`: for copies that finish before the call into the device
+    /// returns (see [`VolatileSlice`](crate::VolatileSlice)). The result is valid until then, as no
+    /// invalidation is processed and no page evicted before; an access that outlives the call needs
+    /// a [`lease`](Dma::lease). Call again from where it ends for the rest.
     fn host(&mut self, iova: Iova, len: u32, intent: Intent) -> Access<(Hva, u32)>;
 
-    /// The piece of memory around `iova` in which [`host`](Dma::host) would answer every request,
-    /// whatever is intended, until the call into the device returns: what a burst of copies asks
-    /// for once, and not for each of its buffers. `None`, as it stands: each is to be asked for.
+    /// Returns the piece of memory around `iova` in which [`host`](Dma::host) would succeed for
+    /// every request and [`Intent`], until the call into the device returns: a burst of copies
+    /// calls this once, and not `host` for each of its buffers. `None` by default: call `host` for
+    /// each.
     #[inline]
     fn direct_run(&mut self, iova: Iova) -> Option<DirectRun> {
         let _ = iova;
@@ -107,7 +108,7 @@ pub trait Dma {
     fn release(&mut self, id: LeaseId);
 }
 
-/// A range that a device is about to access: address, length in bytes, and what for.
+/// A range that a device is about to access: address, length in bytes, and purpose.
 pub type Wanted = (Iova, u32, Intent);
 
 /// Reason why no lease was begun.

@@ -1,4 +1,4 @@
-//! Memory files that another process gave us: what is checked before one is mapped.
+//! Checks of memory files from another process, made before one is mapped.
 //!
 //! UNSAFETY: the system calls that ask about a descriptor.
 
@@ -31,7 +31,7 @@ pub enum FileError {
         /// Size of the file in bytes.
         size: u64,
     },
-    /// The descriptor says nothing about itself.
+    /// The descriptor's properties could not be read.
     #[error("cannot inspect the file")]
     Inspect(#[source] io::Error),
     /// A device, a socket, a directory.
@@ -95,7 +95,7 @@ const LOCAL: [u64; 6] = [
 ];
 const HUGETLBFS: u64 = 0x9584_58f6;
 
-/// Whether `file` is one that may be mapped shared and writable, and what it is.
+/// Checks that `file` may be mapped shared and writable, and returns its properties.
 pub(crate) fn inspect(file: BorrowedFd<'_>) -> Result<Facts, FileError> {
     let fd = file.as_raw_fd();
     let refused = || FileError::Inspect(io::Error::last_os_error());

@@ -42,8 +42,8 @@ pub enum Next {
     Found(Found),
     /// Nothing is mapped up to the end of the range.
     None,
-    /// Nothing is mapped up to, not including, this address. Go on from here: the budget is spent,
-    /// or a table that is needed next is absent (the next search then answers
+    /// Nothing is mapped up to, not including, this address. Continue from here: the budget is
+    /// spent, or a table that is needed next is absent (the next search then returns
     /// [`Stop::Pending`](crate::Stop::Pending)).
     Budget(Iova),
 }

@@ -187,7 +187,7 @@ unsafe impl Sync for Table {}
 pub struct ForeignRam {
     /// A copy of one of `table.pieces`, or `Piece::NONE`.
     hit: Cell<Piece>,
-    /// Value of `sigbus::losses` when this table was last looked through, and what was found.
+    /// Value of `sigbus::losses` when this table was last checked, and the result of the check.
     looked: Cell<(u64, bool)>,
     table: Arc<Table>,
 }
@@ -270,10 +270,9 @@ impl ForeignRam {
         self.table.pieces.iter().map(|piece| piece.len).sum()
     }
 
-    /// Whether some access has found memory gone that the table has: its owner truncated the file,
-    /// or the host had no page for it. The guest can only be stopped. Accesses go on to succeed;
-    /// they find zeroes, and what has been written since. One load while nothing in the process was
-    /// lost.
+    /// Returns whether an access has found memory of the table gone: its owner truncated the file,
+    /// or the host had no page for it. The guest can only be stopped. Accesses still succeed; they
+    /// read zeroes, and later writes. One load while nothing in the process was lost.
     #[inline]
     pub fn is_lost(&self) -> bool {
         let losses = sigbus::losses();
@@ -372,7 +371,7 @@ impl ForeignRam {
         if !gpa.is_aligned(size) {
             return Err(DmaFault::BadRange.into());
         }
-        // Regions and their mappings start on pages, so what is aligned there is aligned here.
+        // Regions and their mappings start on pages, so an aligned guest address is aligned here.
         match self.pointer(gpa, size) {
             Some(pointer) => Ok(pointer.as_ptr()),
             None => Err(self.refuse(gpa, size)),
@@ -380,7 +379,7 @@ impl ForeignRam {
     }
 }
 
-/// Checks what has nothing to do with files: alignment, wrapping, overlap, sum.
+/// Checks the guest's side, independent of files: alignment, wrapping, overlap, sum.
 fn check_guest_side(regions: &[ForeignRegion]) -> Result<(), ForeignError> {
     let mut total = 0u64;
     let mut order: Vec<usize> = (0..regions.len()).collect();

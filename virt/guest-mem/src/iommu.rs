@@ -1,5 +1,5 @@
-//! The translation seam: what a [`View`](crate::View) asks an IOMMU, and the answer of a machine
-//! without one.
+//! Translation interface of an IOMMU, for a [`View`](crate::View), and its implementation for a
+//! machine without one.
 
 use crate::access::{Access, Perm};
 use crate::addr::{Gpa, Iova, SourceId};
@@ -50,17 +50,18 @@ pub trait Iommu {
         })
     }
 
-    /// The piece of memory around `iova` that `source` may access in any way without asking:
-    /// nothing about it can change before the call into the device returns. As it stands: none,
-    /// each access is to be translated.
+    /// Returns the piece of memory around `iova` that `source` may access in any way without a
+    /// translation: it cannot change before the call into the device returns. By default: none,
+    /// each access has to be translated.
     #[inline]
     fn direct_run<M: PhysMem>(&self, mem: &M, source: SourceId, iova: Iova) -> Option<DirectRun> {
         let _ = (mem, source, iova);
         None
     }
 
-    /// Bytes from `iova` on that need not be asked for when a translation of it waits: what it
-    /// waits for brings those as well. Of tables, all that one table maps.
+    /// Returns the number of bytes from `iova` on that need no request of their own when a
+    /// translation of it pends, since the awaited table serves them as well: for page tables, all
+    /// that one table maps.
     fn left_behind_pending(iova: Iova) -> u64 {
         left_in_span(iova)
     }
@@ -69,7 +70,7 @@ pub trait Iommu {
     /// kept with the value it was obtained under is usable while the value is unchanged.
     fn generation(&self, source: SourceId) -> u64;
 
-    /// Reads what `source` is attached to, from the tables as they are now.
+    /// Reads the attachment of `source`, from the tables as they are now.
     ///
     /// Silent: no fault is recorded, no cache is filled, no count moves. Errs only with
     /// [`Stop::Pending`](crate::Stop::Pending).
@@ -86,9 +87,9 @@ pub trait Iommu {
     /// have no mappings: the answer is [`Next::None`].
     ///
     /// Each entry read is charged to `budget` ([`Budget::ENTRY`]). An unspent budget, however
-    /// small, moves the search on by at least one entry; a spent one reads nothing. Errs only with
-    /// [`Stop::Pending`](crate::Stop::Pending), and only if nothing is known about `from` itself:
-    /// once the ticket is done, go on from the same `from`.
+    /// small, advances the search by at least one entry; with a spent one nothing is read. Fails
+    /// only with [`Stop::Pending`](crate::Stop::Pending), and only if nothing is known about `from`
+    /// itself: once the ticket is done, continue from the same `from`.
     fn next_mapping<M: PhysMem>(
         &self,
         mem: &M,

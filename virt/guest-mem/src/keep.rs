@@ -27,7 +27,7 @@ pub(crate) struct MappingSet {
 
 #[derive(Debug)]
 struct Member {
-    /// Copies of what `mapping` says, so that a lookup stays inside the array.
+    /// Copies of the bounds of `mapping`, so that a lookup stays inside the array.
     start: u64,
     len: u64,
     mapping: Arc<Mapping>,
@@ -82,8 +82,9 @@ impl MappingSet {
     }
 }
 
-/// The [`Mapping`] that holds `[hva, hva + len)`, if `keep` keeps it, and the pointer there. It is
-/// that one alone, not the set: a window must not keep what a guest has unplugged.
+/// Returns the [`Mapping`] that holds `[hva, hva + len)`, if `keep` keeps it, and the pointer
+/// there. It is that mapping alone, not the set: a window must not keep memory that a guest has
+/// unplugged.
 pub(crate) fn mapping_of(
     keep: &KeepAlive,
     hva: Hva,

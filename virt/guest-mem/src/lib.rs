@@ -9,7 +9,7 @@
 //! | The device wants to | asks for | and later |
 //! |---|---|---|
 //! | copy a few bytes now | [`Dma::read`], [`Dma::write`] | nothing: done when they return |
-//! | look at an index again and again | [`Dma::window`] | [`Window::is_current`], [`Dma::refresh`] |
+//! | poll an index | [`Dma::window`] | [`Window::is_current`], [`Dma::refresh`] |
 //! | let the kernel do I/O there | [`Dma::lease`] | [`Dma::release`], before it publishes completion |
 //! | copy between buffers in place, in this call | [`Dma::host`], [`VolatileSlice`] | nothing |
 //! | say which pages its driver names | [`Dma::locate`] | nothing: nothing was accessed |

@@ -37,15 +37,15 @@ pub enum HugePages {
 }
 
 impl HugePages {
-    /// Tells the kernel about a mapping of the caller's own. Advice: a host without huge pages in
-    /// shared memory refuses, and nothing is lost.
+    /// Advises the kernel about a mapping of the caller's own. A host without huge pages in shared
+    /// memory refuses the advice, which is harmless.
     pub(crate) fn advise(self, start: NonNull<u8>, len: usize) {
         let advice = match self {
             Self::Advise if len >= HUGE_PAGE => libc::MADV_HUGEPAGE,
             Self::Advise => return,
             Self::Never => libc::MADV_NOHUGEPAGE,
         };
-        // SAFETY: this advice changes how pages are found, not what is in them.
+        // SAFETY: this advice changes the size of pages, not their content.
         unsafe { libc::madvise(start.as_ptr().cast(), len, advice) };
     }
 }
@@ -186,9 +186,9 @@ impl Mapping {
         }
     }
 
-    /// Gives the pages of `[offset, offset + len)`, whole pages inside the mapping, memory where
-    /// they have none, and maps them here writable: an access to one of them meets no page fault
-    /// until it is discarded. What they hold stays.
+    /// Populates the pages of `[offset, offset + len)`, whole pages inside the mapping, and maps
+    /// them here writable: an access to one of them raises no page fault until it is discarded.
+    /// Their content stays.
     pub(crate) fn populate(&self, offset: usize, len: usize) -> io::Result<()> {
         let start = self.at(offset, len);
         match &self.owner {
@@ -409,8 +409,8 @@ pub(crate) fn align_of_len(len: usize) -> usize {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // Memory files and anonymous memory are unmapped by what `owner` holds. `drop` has the last
-        // reference, and pointers handed out live no longer than a reference (KeepAlive).
+        // Memory files and anonymous memory are unmapped by the fields of `owner`. `drop` has the
+        // last reference, and pointers handed out live no longer than a reference (KeepAlive).
         if let Owner::Heap { start, layout } = &self.owner {
             // SAFETY: allocated in `heap` with this layout; last reference, as above.
             unsafe { dealloc(start.as_ptr(), *layout) }

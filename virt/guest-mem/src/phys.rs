@@ -41,8 +41,8 @@ pub trait PhysMem {
     /// Copies in; bytes may tear against a reading guest.
     fn write(&self, gpa: Gpa, buf: &[u8]) -> Access<()>;
 
-    /// The host memory behind `[gpa, gpa + len)`, if that is one contiguous piece of RAM, for what
-    /// is intended. `len` ≥ 1.
+    /// Returns the host memory behind `[gpa, gpa + len)`, if that is one contiguous piece of RAM,
+    /// for accesses with `intent`. `len` ≥ 1.
     fn host(&self, gpa: Gpa, len: u64, intent: Intent) -> Access<Hva>;
 
     /// Bytes, at least 1, that are contiguous in host memory from `gpa` on. Memory that does not
@@ -57,8 +57,8 @@ pub trait PhysMem {
         }
     }
 
-    /// The contiguous piece of RAM around `gpa`, if accesses to it need not be asked for one by
-    /// one: all of it is there, and stays, whatever is intended. As it stands: none is.
+    /// Returns the contiguous piece of RAM around `gpa`, if accesses to it need no request each:
+    /// all of it is present, and stays, for any [`Intent`]. By default: none.
     #[inline]
     fn lasting_piece(&self, gpa: Gpa) -> Option<LastingPiece> {
         let _ = gpa;

@@ -41,8 +41,8 @@ pub enum RamError {
         /// Its length in bytes.
         len: u64,
     },
-    /// A region runs past the end of the address space, or all together past what this host can
-    /// address.
+    /// A region runs past the end of the address space, or the sum of all exceeds the host's
+    /// address space.
     #[error("the region at {gpa:#x}, {len:#x} bytes, does not fit the address space")]
     TooLong {
         /// Its start.
@@ -189,24 +189,24 @@ impl GuestRam {
         self.mapping.fd()
     }
 
-    /// Gives the memory of `[gpa, gpa + len)` (multiples of 4096, in one region) back to the host:
-    /// it holds zeroes from then on, for everybody who has it mapped. A transfer that is under way
-    /// with such a page keeps the one that it had.
+    /// Returns the memory of `[gpa, gpa + len)` (multiples of 4096, in one region) to the host: it
+    /// holds zeroes from then on, in all mappings of it. A transfer that is under way with such a
+    /// page keeps the former page.
     ///
     /// # Errors
-    /// The kernel's; `InvalidInput` for what is not RAM, or no whole pages.
+    /// The kernel's; `InvalidInput` for a range that is not RAM, or not whole pages.
     pub fn discard(&self, gpa: Gpa, len: u64) -> io::Result<()> {
         let offset = self.offset_of_pages(gpa, len)?;
         self.mapping.discard(offset, len as usize)
     }
 
-    /// Gives the pages of `[gpa, gpa + len)` (multiples of 4096, in one region) memory where they
-    /// have none, and maps them in this process: accesses to them meet no page fault then. What
-    /// they hold stays. Takes some hundred nanoseconds a page, and waits for the host's memory.
+    /// Populates the pages of `[gpa, gpa + len)` (multiples of 4096, in one region), and maps them
+    /// in this process: accesses to them raise no page fault then. Their content stays. Takes some
+    /// hundred nanoseconds a page, and waits for the host's memory.
     ///
     /// # Errors
-    /// The kernel's (`EINVAL` before Linux 5.14); `InvalidInput` for what is not RAM, or no whole
-    /// pages.
+    /// The kernel's (`EINVAL` before Linux 5.14); `InvalidInput` for a range that is not RAM, or
+    /// not whole pages.
     pub fn populate(&self, gpa: Gpa, len: u64) -> io::Result<()> {
         let offset = self.offset_of_pages(gpa, len)?;
         self.mapping.populate(offset, len as usize)

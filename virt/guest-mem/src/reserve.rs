@@ -34,8 +34,8 @@ impl Reservation {
     /// Maps `len` bytes of `file` from `offset` on, shared and writable, and answers where they
     /// start. The address and `offset` leave the same rest by `align`, a power of two of at least a
     /// page: so an aligned huge page of the file is one in memory. `len` and `offset` are multiples
-    /// of 4096 (of the huge page for a file of huge pages), `len` is not 0; what else is wrong with
-    /// the file the host will say.
+    /// of 4096 (of the huge page for a file of huge pages), `len` is not 0. The host refuses other
+    /// defects of the file.
     pub(crate) fn map(
         file: BorrowedFd<'_>,
         offset: u64,

@@ -1,4 +1,4 @@
-//! A piece of a memory file that two processes use word by word: what one leaves there outlives it.
+//! Piece of a memory file that two processes use word by word; its content outlives either process.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;

@@ -12,9 +12,9 @@
 //! kernel's bound on mappings), and huge pages need no care. Where the host has no commitment left
 //! for that (strict overcommit), the block that faulted is.
 //!
-//! **What the handler may do.** It runs between any two instructions of any thread. It loads and
-//! stores static atomics, calls `mmap`, `sigaction` and `raise` (bare system calls), and restores
-//! `errno`. No lock, no allocation, no unwinding.
+//! **Async-signal safety.** The handler runs between any two instructions of any thread. It loads
+//! and stores static atomics, calls `mmap`, `sigaction` and `raise` (bare system calls), and
+//! restores `errno`. No lock, no allocation, no unwinding.
 //!
 //! **Why it finds the right mapping.** A slot is live from before its memory can be accessed until
 //! after the last access, so the slot of the memory that faulted cannot change while the handler
@@ -119,8 +119,8 @@ impl Registration {
         Ok(Self(number))
     }
 
-    /// Whether accesses have found the memory gone. What was there is: it reads as zeroes and
-    /// whatever has been written since.
+    /// Returns whether accesses have found the memory gone. Its content is lost: it reads as zeroes
+    /// and later writes.
     pub(crate) fn is_lost(&self) -> bool {
         // An access that faulted came before this in the thread; keep the compiler from undoing
         // that.
@@ -228,7 +228,7 @@ fn replace_lost(address: usize) -> bool {
     false
 }
 
-/// Does what would have been done without us.
+/// Forwards the signal to the previous disposition.
 fn hand_on(
     signal: c_int,
     code: c_int,
@@ -258,7 +258,7 @@ fn hand_on(
         }
         handler if previous.sa_flags & libc::SA_SIGINFO != 0 => {
             // SAFETY: neither of the two special values, so a function that was installed with
-            // SA_SIGINFO; it gets what the kernel gave.
+            // SA_SIGINFO; it gets the arguments that the kernel passed.
             let handler: extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) =
                 unsafe { std::mem::transmute(handler) };
             handler(signal, info, context);

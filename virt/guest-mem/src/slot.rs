@@ -92,8 +92,8 @@ impl SlotMapping {
     /// the next access through this mapping maps them anew.
     ///
     /// # Errors
-    /// The kernel's, of madvise(2); `InvalidInput` for what is not inside; `Unsupported` if there
-    /// is no file to keep them.
+    /// The kernel's, of madvise(2); `InvalidInput` for a range that is not inside; `Unsupported` if
+    /// there is no file to keep the content.
     pub fn unmap(&self, offset: u64, len: u64) -> io::Result<()> {
         if let Hold::Shared { .. } = self.hold {
             return Err(io::ErrorKind::Unsupported.into());
@@ -104,7 +104,7 @@ impl SlotMapping {
         }
         // SAFETY: checked just above to lie inside the mapping, whose length is a `usize`.
         let start = unsafe { self.start.add(offset as usize) };
-        // SAFETY: the range is of a shared mapping of ours: what it holds is the file's.
+        // SAFETY: the range is of a shared mapping of ours: its content is the file's.
         match unsafe { libc::madvise(start.as_ptr().cast(), len as usize, libc::MADV_DONTNEED) } {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),
@@ -127,7 +127,7 @@ mod tests {
 
     use crate::{Gpa, GuestRam, HugePages, PhysMem};
 
-    /// Flags of the mapping that starts at `hva`, as the kernel tells them.
+    /// Returns the flags of the mapping that starts at `hva`, as the kernel reports them.
     fn flags(hva: u64) -> String {
         let maps = fs::read_to_string("/proc/self/smaps").expect("the kernel tells mappings");
         let head = format!("{hva:x}-");

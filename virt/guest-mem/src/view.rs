@@ -226,8 +226,8 @@ impl<I: Iommu, M: PhysMem> Dma for View<'_, I, M> {
             .next_mapping(self.mem, self.source, from, last, budget)
     }
 
-    /// Tables may be absent as well: what lies behind one is asked for when it has come, and
-    /// everything else now.
+    /// Tables may be absent as well: memory behind an absent table is requested when the table has
+    /// come in, and all other memory now.
     #[cold]
     fn gather(&mut self, ranges: impl Iterator<Item = Wanted>) -> Access<()> {
         let mut pieces = Vec::new();

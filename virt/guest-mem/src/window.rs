@@ -1,15 +1,15 @@
 //! A cached pointer into guest memory, checked by generation: how a device reads its rings.
 //!
-//! Translating an address for every look at an index would cost ten times the look itself. A device
-//! therefore keeps a [`Window`] per ring part, asks [`Window::is_current`] once per batch, and
-//! calls [`Dma::refresh`](crate::Dma::refresh) when it is not. Between the two it accesses memory
-//! at the price of a bounds check.
+//! Translating an address for every read of an index would cost ten times the read itself. A device
+//! therefore keeps a [`Window`] per ring part, checks [`Window::is_current`] once per batch, and
+//! calls [`Dma::refresh`](crate::Dma::refresh) when it is not. Between the two, an access to memory
+//! costs a bounds check.
 //!
 //! Memory safety does not depend on that protocol: a window holds its memory mapped, and a stale
 //! one still points to RAM of the same guest. Protection does depend on it.
 //!
 //! UNSAFETY: dereferences the cached pointer. Going through the mapping at each access would repeat
-//! a check already made and add a dependent load to every look at an index.
+//! a check already made and add a dependent load to every read of an index.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -26,13 +26,13 @@ use crate::word::{self, Word};
 
 /// A cached translation of a few bytes inside one mapping, checked by generation.
 ///
-/// Offsets are bytes from the window's start. **All accessors panic** on what only a bug of the
-/// device model can cause: an offset outside the window, a misaligned word, a store through a
+/// Offsets are bytes from the window's start. **All accessors panic** on errors that only a bug of
+/// the device model can cause: an offset outside the window, a misaligned word, a store through a
 /// [`Perm::Read`] window or a load through a [`Perm::Write`] one, any access after a failed
 /// [`refresh`](crate::Dma::refresh). A guest-chosen alignment is checked where the guest sets the
 /// address (queue enable), or by [`Window::is_aligned`].
 ///
-/// Words are little-endian. Loads acquire and stores release unless the name says `relaxed`; the
+/// Words are little-endian. Loads acquire and stores release unless the name has `relaxed`; the
 /// other side is the guest's driver, which publishes with its write barrier before an index and
 /// reads behind its read barrier after one.
 #[derive(Clone, Debug)]
@@ -147,8 +147,8 @@ impl Window {
         }
     }
 
-    /// Refuses all accesses until it is [refreshed](crate::Dma::refresh): for who implements that
-    /// and has to wait.
+    /// Refuses all accesses until it is [refreshed](crate::Dma::refresh): for implementations of
+    /// that method that have to wait.
     pub fn close(&mut self) {
         self.readable = 0;
         self.writable = 0;

@@ -19,7 +19,7 @@
 //! On x86-64 a copy is made of the fewest accesses of up to 16 bytes, the last of which overlaps
 //! the one before (a byte of the source may be read twice; the later value stays). From
 //! [`STRING_COPY_MIN`] bytes on it is one `rep movsq`: its start-up, 20 ns, then costs less than
-//! what the wider accesses of `memcpy` would gain.
+//! the wider accesses of `memcpy` would gain.
 //!
 //! Cost of a copy beside `memcpy`, translation included (`examples/foreign_cost.rs`; best of 9, 2.5
 //! GHz Xeon, virtual): 16 bytes 6 ns against 4, 256 bytes 13 against 6, 1024 bytes 27 against 17,
@@ -277,9 +277,8 @@ mod instructions {
     /// As the module says, for `len` bytes, more than 64.
     unsafe fn long(mut src: *const u8, mut dst: *mut u8, mut len: usize) {
         // SAFETY: blocks advance while more than one is left, so that they stay inside the range;
-        // what is left then, at most 64 bytes and, unless it was that short from the start,
-        // preceded by 64 that have been copied, is covered by its last 32 or 64 bytes, which start
-        // inside.
+        // the rest, at most 64 bytes and, unless it was that short from the start, preceded by
+        // 64 that have been copied, is covered by its last 32 or 64 bytes, which start inside.
         unsafe {
             if len >= STRING_COPY_MIN {
                 // Whole words to an aligned place; the words reach to within 7 bytes of the end,

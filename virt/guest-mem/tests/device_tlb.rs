@@ -1,6 +1,6 @@
 //! The device TLB against the simplest correct version of it: a table with a row for each kibibyte.
 //!
-//! The space that is looked at is 32 KiB at its beginning and 32 KiB at its end, so that ranges end
+//! The space that is tested is 32 KiB at its beginning and 32 KiB at its end, so that ranges end
 //! at exactly 2^64, and may be all of it.
 
 use std::collections::BTreeSet;
@@ -217,7 +217,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => (0..ROWS / 2).prop_map(|first| (first, ROWS - 1)),
         1 => Just((0, ROWS - 1)),
     ];
-    // Few places, so that updates continue each other, or say what is known.
+    // Few places, so that updates continue each other, or repeat a known translation.
     let update = (span(), 0_u64..3, rights).prop_map(|((first, last), shift, rights)| {
         // No update of ours spans the hole between the two ends: guest memory is smaller.
         let last = if first < ROWS / 2 {
@@ -271,7 +271,8 @@ fn play(steps: &[Step], entries: usize, is_exact: bool) {
                 let range = range(first, last);
                 tlb.update(range, Gpa::new(gpa), rights);
                 let is_changed = naive.update(range, gpa, rights);
-                // One that adds leaves windows as they are; what it replaces may have been evicted.
+                // An update that only adds leaves windows as they are; the entry that it replaces
+                // may have been evicted.
                 if is_exact {
                     assert_eq!(
                         tlb.generation(DISK) != generation,
@@ -384,7 +385,7 @@ fn translate(
         iova(row)
     );
     let Ok(run) = got else { return };
-    // All of the run goes where it says.
+    // All of the run translates as it states.
     for at in row..ROWS {
         let inside = iova(at).raw() - iova(row).raw();
         if inside >= run.len {

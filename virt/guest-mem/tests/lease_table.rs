@@ -67,7 +67,7 @@ fn table_without_room_refuses() {
 #[cfg_attr(miri, ignore = "65536 slots take minutes there")]
 fn largest_table_names_every_slot_apart() {
     let mut table = LeaseTable::new(MAX_LEASES);
-    // What is common, and then the reserves of 32 devices.
+    // The common leases, and then the reserves of 32 devices.
     let sources = [0; 32767].into_iter();
     let sources = sources.chain((0..32).flat_map(|source| [source; MAX_RESERVE]));
     let ids: HashSet<LeaseId> = (0..)
@@ -285,7 +285,7 @@ enum Op {
         range: Option<(u64, u64)>,
         odd: bool,
     },
-    /// The recheck under way goes on for so much; a walk pends in it at times.
+    /// The recheck under way continues for this budget; a walk pends in it at times.
     GoOn {
         budget: u64,
         pends_at: u64,

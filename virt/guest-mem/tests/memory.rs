@@ -167,7 +167,8 @@ fn populated_pages_raise_no_fault_and_keep_their_content() {
     }
 }
 
-/// One view of it: a guest's slot shows what devices reach, and its pages cannot be taken away.
+/// It has one mapping: a guest's slot shows the memory that devices reach, and its pages cannot be
+/// unmapped.
 #[test]
 #[cfg_attr(miri, ignore = "no mappings there")]
 fn anonymous_memory_is_its_slots_mapping() {
@@ -258,7 +259,8 @@ fn u128_is_low_half_first() {
     assert!(mem.read_u128(Gpa::new(4096 - 8)).is_err());
 }
 
-/// Whether `[gpa, gpa + len)` lies in one of `regions`, byte by byte: what every access asks first.
+/// Finds the region in which `[gpa, gpa + len)` lies, byte by byte: the first check of every
+/// access.
 fn naive_region(regions: &[(u64, u64)], gpa: u64, len: u64) -> Option<usize> {
     regions.iter().position(|&(start, bytes)| {
         let (first, last) = (u128::from(gpa), u128::from(gpa) + u128::from(len));
@@ -320,7 +322,7 @@ fn ranges_at_every_edge_lie_in_a_region_or_nowhere() {
                 len - (start - first)
             });
             assert_eq!(ram.run(gpa).ok(), run, "from {start:#x}");
-            // An entry of a table is what its two halves are.
+            // An entry of a table equals its two halves.
             let half = |at: Option<Gpa>| ram.read_u64(at?).ok().map(u128::from);
             let whole = half(gpa.checked_add(8)).zip(half(Some(gpa)));
             let whole = whole.map(|(hi, lo)| hi << 64 | lo);

@@ -71,7 +71,7 @@ fn truncated_file_reads_as_zeroes_is_lost_and_harms_no_other() {
     lost.read(Gpa::new(1 << 32), &mut seen).unwrap();
     assert_eq!(&seen, b"healthy");
 
-    // The file grown again is not what is mapped; a new table is, and is not lost.
+    // The old table does not map the grown file; a new table does, and is not lost.
     ftruncate(&truncated, 16 * PAGE).unwrap();
     put(&truncated, 0, b"second");
     let again = lost

@@ -22,8 +22,8 @@
 //! # Failures
 //! Waits are bounded by [`QueueConfig::timeout_ns`]. When the unit reports IQE, ICE or ITE the
 //! queue stops: every ticket in flight fails, also those that may have completed, and the next
-//! submission turns the queue off and on again. So a mapper keeps what was not invalidated, and the
-//! next flush that succeeds covers it.
+//! submission turns the queue off and on again. So a mapper keeps the ranges that were not
+//! invalidated, and the next flush that succeeds covers them.
 //!
 //! Threads: any number. Lock: one per queue, held while descriptors are written, never while the
 //! unit works, except when the queue is turned off and on. Cost of a batch: one lock, 16 bytes per
@@ -51,7 +51,7 @@ use iova::IovaRange;
 
 /// A unit's registers, as a driver reaches them. Accesses are 4 or 8 bytes, aligned.
 pub trait Registers: Send + Sync {
-    /// A 4-byte load; what the unit stored to memory before it changed the register is visible
+    /// Loads 4 bytes. The unit's stores to memory before its change of the register are visible
     /// afterwards.
     fn read32(&self, offset: u16) -> u32;
 

@@ -102,7 +102,7 @@ pub enum EnableError {
     /// The queue is on already: another driver uses it.
     #[error("the unit's queue is in use")]
     InUse,
-    /// Sizes or addresses are not what [`QueueConfig`] asks for, or not in memory.
+    /// Sizes or addresses break the rules of [`QueueConfig`], or are not in memory.
     #[error("{config:?} is no place for a queue")]
     Place {
         /// The given configuration.
@@ -224,7 +224,7 @@ impl<R: Registers, M: PhysMem, C: Clock> InvalidationQueue<R, M, C> {
         self.wait(self.submit(Encoder::all)?)
     }
 
-    /// Writes what `encode` gives, and a wait descriptor, as soon as there is room.
+    /// Writes the descriptors of `encode`, and a wait descriptor, as soon as there is room.
     pub(super) fn submit(
         &self,
         encode: impl Fn(Encoder, &mut Vec<u128>),

@@ -1,5 +1,5 @@
-//! A driver behind a real unit: what `DmaMapper` unmaps, the unit stops translating when the policy
-//! says so.
+//! Driver behind a real unit: the unit stops translating the ranges that `DmaMapper` unmaps, at the
+//! time that the policy prescribes.
 
 mod driver;
 
@@ -289,7 +289,7 @@ fn a_unit_that_does_not_work_is_waited_for_no_longer_than_said() {
     assert!(late(full));
     // One of the 256 places stays free, and each batch has two descriptors.
     assert_eq!(submitted, 127);
-    // It wakes up, and everything goes on.
+    // It wakes up, and everything continues.
     machine.works_in_pause.store(true, Ordering::Relaxed);
     machine.is_prompt.store(true, Ordering::Relaxed);
     machine.owner().settle();
@@ -423,7 +423,7 @@ fn tickets_of_many_threads_do_not_mix() {
     });
     assert!(failures.load(Ordering::Relaxed) > 0);
     let invalidator = DomainInvalidator::new(queue, DID);
-    // The last error may not have been seen by anybody yet.
+    // The last error may not have been reported to any thread yet.
     let _ = invalidator.flush(&[Command::Global]);
     invalidator.flush(&[Command::Global]).unwrap();
     assert_eq!(machine.owner().unit.stats().queue_errors, 4);

@@ -141,7 +141,7 @@ impl VtdPort {
         Self::with_front(unit, front, 50_000)
     }
 
-    /// A unit whose page is the guest's memory. `mapping` is what the slot uses.
+    /// Creates a port for a unit whose page is the guest's memory. `mapping` is that of the slot.
     pub fn shared(mut unit: Unit, page: RegisterPage, mapping: Arc<SlotMapping>) -> Self {
         let front = Shared::enter(&mut unit, &page);
         let gate = match WriteGate::new(mapping) {
@@ -219,7 +219,7 @@ impl VtdPort {
         taken > 0 || progress == Progress::Busy
     }
 
-    /// Applies what has been logged, in order, as if each write had trapped.
+    /// Applies the logged writes, in order, as if each had trapped.
     fn take_log<M: PhysMem>(&mut self, mem: &M, now: u64, sink: &mut impl vtd::Sink) -> usize {
         let Self { unit, front, .. } = self;
         let Front::Logged {
@@ -241,7 +241,7 @@ impl VtdPort {
         taken
     }
 
-    /// A register write that exited. What was logged before it has been taken.
+    /// Applies a register write that exited. Writes logged before it have been taken.
     fn write(&mut self, offset: u16, len: AccessLen, value: u64) {
         let Self { unit, front, .. } = self;
         match front {
@@ -376,8 +376,8 @@ impl UnitControl for VtdPort {
     }
 
     fn has_work(&mut self) -> bool {
-        // Besides what the guest wrote: a fault to tell it of, or a wait whose last lease has
-        // ended.
+        // In addition to the guest's writes: a fault to report to it, or a wait whose last
+        // lease has ended.
         self.unit.needs_step()
             || match &self.front {
                 Front::Trap => false,
@@ -404,10 +404,10 @@ impl UnitControl for VtdPort {
     }
 }
 
-/// Forgets what was due once it has come, or for too long not; until then gives the CPU away after
-/// each look. The kernel likes to put a thread that it wakes on the CPU of its waker, where it
-/// would wait for our time slice to end: on two CPUs with other load, a wake-up took 0.5 to 7 ms
-/// without this and 0.2 to 3 ms with it. On a CPU of its own a sidecore is back at once.
+/// Clears the due stores once they have arrived, or after [`DUE_LIMIT`]; until then yields the CPU
+/// after each check. The kernel tends to put a thread that it wakes on the CPU of its waker, where
+/// it would wait for our time slice to end: on two CPUs with other load, a wake-up took 0.5 to 7 ms
+/// without this and 0.2 to 3 ms with it. On a CPU of its own a sidecore resumes at once.
 #[cold]
 fn await_stores(due: &mut Option<Due>, unit: &Unit, now: u64) {
     if let Some(pending) = due {

@@ -1,4 +1,4 @@
-//! The ACPI DMAR table (VT-d specification §8.1 to §8.3), which tells the guest where the unit is.
+//! The ACPI DMAR table (VT-d specification §8.1 to §8.3), in which the guest finds the unit.
 //!
 //! One remapping unit per [`Drhd`]. The usual table is one unit with [`Drhd::include_all`] set: it
 //! covers every function that no other unit names, and stands behind those that name some

@@ -41,7 +41,7 @@ pub struct SavedEvent {
 pub struct SavedUnit {
     /// Layout of this structure: [`VERSION`].
     pub version: u32,
-    /// Widest guest address, in bits: 39 or 48. Part of what the guest read in CAP.
+    /// Widest guest address, in bits: 39 or 48. Part of the value that the guest read in CAP.
     pub width: u8,
     /// CAP.CM.
     pub caching_mode: bool,
@@ -107,7 +107,7 @@ pub enum RestoreError {
     },
 }
 
-/// Refuses what `Unit` could not have saved under `config`.
+/// Refuses a state that `Unit` could not have saved under `config`.
 pub(crate) fn check(config: &Config, saved: &SavedUnit) -> Result<(), RestoreError> {
     if saved.version != VERSION {
         return Err(RestoreError::Version {

@@ -23,7 +23,7 @@ use crate::addr::{Iova, PAGE_SIZE};
 /// the repeated access that waited for it.
 const MAX_REFUSALS: usize = 4 * MAX_MISSES;
 
-/// Bit that tells tickets of a device TLB from those of memory.
+/// Bit that distinguishes tickets of a device TLB from those of memory.
 const TICKET_BIT: u64 = 1 << 63;
 
 #[derive(Clone, Copy, Debug)]
@@ -138,8 +138,8 @@ impl Misses {
         !self.granted.is_empty()
     }
 
-    /// Every update that was sent before an answer that has come has been taken: what was granted
-    /// without one is refused.
+    /// Refuses the misses that were granted and have no update. To be called when every update sent
+    /// before the answers received so far has been taken.
     pub(super) fn settle(&mut self) {
         for asked in std::mem::take(&mut self.granted) {
             self.refuse(asked.miss, asked.ticket);

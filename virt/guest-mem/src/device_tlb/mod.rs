@@ -1,10 +1,9 @@
-//! Device IOTLB: translations that another process's IOMMU has handed out, and what happens without
-//! one.
+//! Device IOTLB: translations that another process's IOMMU has handed out, and misses.
 //!
-//! A vhost-user back end behind a vIOMMU sees no page tables. It sends a *miss* for an address that
-//! it has no translation of, gets an *update*, and forgets what an *invalidation* covers.
-//! [`DeviceTlb`] keeps the translations and is the [`Iommu`] of such a device; who owns it carries
-//! the messages:
+//! A vhost-user back end behind a vIOMMU sees no page tables. It sends a *miss* for an address
+//! without a translation, receives an *update*, and drops the translations that an *invalidation*
+//! covers. [`DeviceTlb`] keeps the translations and is the [`Iommu`] of such a device; its owner
+//! carries the messages:
 //!
 //! ```text
 //! device ─ View ─▶ translate ─ no entry ─▶ Stop::Pending(ticket): the queue parks
@@ -12,17 +11,17 @@
 //!                       ···· answer ─▶ answered ──────┴▶ take_ended: tickets, the queue tries again
 //! owner:  INVALIDATE ─▶ invalidate: entries go, generation moves, leases of the range are stale ─▶ answered when none is left
 //! ```
-//! **Rights.** An entry has those that were asked for, not those that the update names: QEMU's
-//! always name both, whatever the guest's tables say. Another access to the same page is another
-//! miss. An update that was not asked for is taken as it says, and one with less than was asked for
-//! is a refusal.
+//! **Rights.** An entry has the requested rights, not those that the update names: QEMU's updates
+//! always name both, regardless of the guest's tables. Another access to the same page is another
+//! miss. An update that was not requested is taken with its rights, and one with less than the
+//! requested rights is a refusal.
 //!
 //! **A refusal is the fault** that the access meets when it is repeated. It is kept for that, and
 //! no longer: a guest may map a page without saying so. See [`DeviceTlb::forget_refusals`].
 //!
-//! **Bounds**: entries (the least lately used are evicted, and asked for again), misses that are
-//! not answered, refusals, leases. Eviction is no invalidation: what was translated by the entry
-//! still holds.
+//! **Bounds**: entries (the least recently used are evicted, and requested again), unanswered
+//! misses, refusals, leases. Eviction is no invalidation: addresses translated by the entry remain
+//! valid.
 //!
 //! **Memory.** Entries name guest addresses. When some of them stop being memory,
 //! [`DeviceTlb::forget_memory`].
@@ -211,9 +210,9 @@ impl DeviceTlb {
         rights.allows(perm).then(|| gpa.checked_add(inside))?
     }
 
-    /// `range` is at `gpa` and what follows; that does not overflow. Ends the misses of its
-    /// addresses: the next of the tickets [taken](Self::take_ended). What was known of the range is
-    /// replaced.
+    /// Maps `range` to the memory from `gpa` on, which does not overflow. Replaces earlier
+    /// translations of the range. Ends the misses of its addresses: their tickets are returned by
+    /// the next [`take_ended`](Self::take_ended).
     pub fn update(&mut self, range: IovaRange, gpa: Gpa, rights: Rights) {
         assert!(
             gpa.checked_add(range.span()).is_some(),
@@ -237,7 +236,8 @@ impl DeviceTlb {
             let gpa = whole.gpa.checked_add(inside).expect("checked above");
             entries.insert(Entry { range, gpa, rights });
         };
-        // Pieces that were known to be there keep what was granted before, as far as it still is.
+        // Pieces that were mapped to the same place keep the rights granted before, as far as
+        // the update has them.
         for old in self.entries.cut(range) {
             let inside = old.range.first().raw() - range.first().raw();
             let is_same = gpa.checked_add(inside) == Some(old.gpa);

@@ -83,19 +83,20 @@ pub trait Leases {
     /// its end.
     fn is_stale(&self, id: LeaseId) -> bool;
 
-    /// Whether `source` could begin so many now: what a device waits for that met [`Full`].
+    /// Returns whether `source` could begin `leases` leases now: the condition for which a device
+    /// waits after [`Full`].
     fn has_room(&self, source: SourceId, leases: usize) -> bool;
 
-    /// Those of `pages` that a lease in flight lies in: they cannot be evicted now. Asked a batch
-    /// at a time, so one look at each lease is not too much.
+    /// Returns those of `pages` in which a lease in flight lies: they cannot be evicted now. Called
+    /// for a batch of pages at a time, so one visit of each lease is affordable.
     fn in_use(&self, pages: &Pages) -> u32;
 }
 
 /// Names one lease in flight: the slot's number in bits 15:0, and how often the slot has changed
 /// hands in 31:16. That is odd for a lease in flight; a free slot holds the even one that comes
-/// before its next lease's. So one comparison tells a live name from an ended one. (Additions, and
-/// no bit to set: the compiler would make a store of one byte of it, and the load of the whole that
-/// follows would wait for that.)
+/// before its next lease's. So one comparison distinguishes a live name from an ended one.
+/// (Additions, and no bit to set: the compiler would make a store of one byte of it, and the load
+/// of the whole that follows would wait for that.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LeaseId(pub(crate) u32);
 
@@ -234,7 +235,7 @@ struct Holder {
 /// ```
 #[derive(Debug)]
 pub struct LeaseTable {
-    /// As many as a number can name, so that a look at one needs no check. Memory is taken as they
+    /// As many as a number can name, so that an index needs no check. Memory is allocated as slots
     /// are used.
     slots: Box<[Slot; 1 << 16]>,
     /// The first of the free slots that are common.
@@ -272,7 +273,7 @@ impl LeaseTable {
         }
     }
 
-    /// A slot for a lease of `source`, and what is to be noted of the lease.
+    /// Finds a slot for a lease of `source`; also returns the flags of the lease.
     #[cold]
     #[inline(never)]
     fn find_slot(&mut self, source: SourceId) -> Result<(u16, u8), Full> {
@@ -311,7 +312,7 @@ impl LeaseTable {
         number
     }
 
-    /// The index of what is counted for `source`.
+    /// Returns the index of the counters of `source`.
     fn holder(&mut self, source: SourceId) -> usize {
         let mut holders = self.holders.iter();
         holders

@@ -51,8 +51,8 @@ impl GuestTables {
     }
 }
 
-// SAFETY: every page is the region's, which keeps the contract; what is stored before a page goes
-// back is overwritten when it is given out again.
+// SAFETY: every page is the region's, which keeps the contract; the content of a page at its return
+// is overwritten when it is allocated again.
 unsafe impl TableMemory for GuestTables {
     fn alloc(&self) -> Option<PhysAddr> {
         self.0.alloc()
@@ -273,8 +273,8 @@ impl<R: Registers> World<R> {
         };
         guest.context(DISK, domain.table.root().raw(), DID, 1);
         // SAFETY: the allocator of `iova` keeps its contract; the queue of the unit keeps the
-        // invalidator's, which is what is tested; memory for tables is never unmapped here. The
-        // table is the mapper's alone.
+        // invalidator's, as this test checks; memory for tables is never unmapped here. The table
+        // is the mapper's alone.
         let mapper = unsafe { DmaMapper::new_reclaiming(domain, policy, DeviceLimits::default()) };
         Self {
             mapper: mapper.expect("a policy in bounds"),

@@ -36,8 +36,7 @@ fn publish_all(unit: &Unit, page: &impl RegPage) {
     }
 }
 
-/// Shows the recording registers that differ from what was `shown`: the dword with F last, with
-/// release.
+/// Publishes the recording registers that differ from `shown`: the dword with F last, with release.
 fn publish_records(unit: &Unit, page: &impl RegPage, shown: &mut [FaultRecording]) {
     for (index, shown) in shown.iter_mut().enumerate() {
         let record = unit.faults.records[index];

@@ -9,8 +9,8 @@
 //!   store of a guest differs from it, a second identical SRTP too.
 //! * *FSTS, ICS*: while a status bit shows, so does a reserved tag bit; a written 1 over a shown 1
 //!   then differs. Taken as write-1-to-clear, and repaired at once.
-//! * *F of a recording register*: the store of 0x8000_0000 differs from what shows there, because a
-//!   reason is never 0.
+//! * *F of a recording register*: the store of 0x8000_0000 differs from the value shown there,
+//!   because a reason is never 0.
 //! * *FECTL, IECTL*: only IM is read; IP is private. So a message may leave just after masking.
 //! * *CCMD, IOTLB*: taken while ICC or IVT is set, and answered by clearing it.
 //! * *RTADDR, IQA, IRTA, IVA*: taken when the command that latches them is.
@@ -165,7 +165,7 @@ impl Loaded {
     }
 }
 
-/// The register page of a unit in `shared` mode: what was seen and shown there.
+/// The register page of a unit in `shared` mode: the values last seen and shown there.
 #[derive(Clone, Debug)]
 pub struct Shared {
     iqt: u32,
@@ -231,7 +231,7 @@ impl Shared {
         }
     }
 
-    /// Takes what the guest stored, works, shows the results, then sends interrupts.
+    /// Takes the guest's stores, works, publishes the results, then sends interrupts.
     pub fn sweep<M: PhysMem>(
         &mut self,
         unit: &mut Unit,

@@ -12,7 +12,7 @@
 //! contexts in use and never one over the tables, and a hit compares one word: the page number, all
 //! 52 bits of it, and the epoch.
 //!
-//! Only present translations are kept, whatever `CAP.CM` says, and no entry covers the interrupt
+//! Only present translations are kept, regardless of `CAP.CM`, and no entry covers the interrupt
 //! range.
 //!
 //! Cost of a hit: the line of the source's tag, and the line of the entry.
@@ -125,8 +125,8 @@ impl Iotlb {
         hit.then(|| Gpa::new(entry.page & !(PAGE_SIZE - 1) | iova.offset_in(PAGE_SIZE)))
     }
 
-    /// Whether the page behind `iova`'s is here and does not lie behind `gpa`'s: so that no run
-    /// goes on there.
+    /// Returns whether the page after that of `iova` is cached and does not follow that of `gpa` in
+    /// memory: no run continues there.
     #[inline]
     pub(super) fn parts_behind(&self, tag: DomainTag, iova: Iova, gpa: Gpa) -> bool {
         let key = tag.key(iova.raw() / PAGE_SIZE + 1);
@@ -207,8 +207,8 @@ impl Iotlb {
         }
     }
 
-    /// Drops what overlaps `pages` 4 KiB pages from `iova`: a power of two, at most [`MAX_PROBES`],
-    /// and aligned to it.
+    /// Drops the entries that overlap `pages` 4 KiB pages from `iova`: a power of two, at most
+    /// [`MAX_PROBES`], and aligned to it.
     #[inline]
     pub(super) fn flush_pages(&mut self, tag: DomainTag, iova: Iova, pages: u64) {
         debug_assert!(pages <= MAX_PROBES);

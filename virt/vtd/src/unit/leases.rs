@@ -101,7 +101,7 @@ impl Scope {
         }
     }
 
-    /// The first and last address of what is invalidated, if that is not all of them.
+    /// Returns the first and last invalidated address, if not all addresses are.
     fn range(&self) -> Option<(Iova, Iova)> {
         match *self {
             // Aligned to its length, so the last one does not wrap.

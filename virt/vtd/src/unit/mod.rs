@@ -15,9 +15,9 @@
 //! There is no clock, no thread and no lock: `now` comes in as an argument and interrupts go out
 //! through [`Sink`]. Guest memory may answer `Pending` anywhere; the unit then stays parked on the
 //! ticket until [`Unit::ticket_done`] and does the same thing again. A translation that pends
-//! leaves that to its device, and starts from the root entry when it is asked again, so no walk
-//! result ever outlives an invalidation that came between: nothing is inserted but what one
-//! uninterrupted walk saw.
+//! leaves that to its device, and starts from the root entry when it is requested again, so no walk
+//! result ever outlives an invalidation that came between: only results of one uninterrupted walk
+//! are inserted.
 //!
 //! Caches may hold less than the architecture allows, never more: they are flushed also where
 //! ESRTPS=0 would let old entries live on, and not-present entries are never kept (CM only changes
@@ -240,8 +240,8 @@ impl Unit {
         }
     }
 
-    /// Back to power-on, caches included. Leases in flight and holds stay and count as what they
-    /// are: the VMM resets devices first. A ticket still awaited is forgotten.
+    /// Resets to the power-on state, caches included. Leases in flight and holds stay and still
+    /// count: the VMM resets devices first. A ticket still awaited is forgotten.
     pub fn reset(&mut self) {
         let Self {
             config,
@@ -325,7 +325,7 @@ impl Unit {
         }
     }
 
-    /// Sends what the event registers hold and do not mask.
+    /// Sends the pending messages of the event registers that are not masked.
     pub(crate) fn send_messages(&mut self, sink: &mut impl Sink) {
         for event in [&mut self.faults.event, &mut self.completion] {
             if let Some((address, data)) = event.take_message() {
@@ -540,7 +540,7 @@ impl Unit {
     ) -> Run {
         let (tag, need) = (self.contexts.tag(source), permission_bit(perm));
         let run = iova.left_in_page();
-        // Nothing here wraps: a span is aligned, and inside what the context may address.
+        // Nothing here wraps: a span is aligned, and inside the context's address width.
         let len = len.min(left_in_span(iova));
         let (at, next) = (iova.raw() + run, gpa.raw() + run);
         let pages = (len - run).div_ceil(PAGE_SIZE);
@@ -565,8 +565,8 @@ impl Unit {
             (ContextKind::PassThrough, _) => DomainTag::NONE,
             (_, None) => self.iotlb.begin_epoch(),
             (_, Some((tag, beyond))) if beyond == context.beyond => tag,
-            // Two widths in one domain are a mistake of the guest's. What one may address the other
-            // may not: nothing is kept.
+            // Two widths in one domain are a mistake of the guest's. An address may be valid for
+            // one and not for the other: nothing is cached.
             (_, Some(_)) => DomainTag::NONE,
         };
         self.contexts.insert(source, context, tag);
@@ -586,8 +586,8 @@ impl Unit {
     }
 }
 
-/// Whether all of a page may be used on the word of one address in it: not where the page, or what
-/// it maps to, touches the interrupt range.
+/// Returns whether the translation of one address in a page is valid for all of the page: not if
+/// the page, or the memory that it maps to, touches the interrupt range.
 fn is_cacheable(mapping: &Mapping, iova: Iova) -> bool {
     let size = mapping.size.bytes();
     !touches_interrupt_range(iova.align_down(size).raw(), size)

@@ -192,8 +192,8 @@ impl Unit {
     }
 
     /// Writes the status word; `false` if it is not in RAM. IQH is published before the word,
-    /// because a guest that saw the word may look at IQH next; it is published only when the word
-    /// can be written, because IQH must stay on a descriptor that is wrong.
+    /// because a guest that saw the word may read IQH next; it is published only when the word can
+    /// be written, because IQH must stay on a malformed descriptor.
     fn write_status<M: PhysMem>(
         &self,
         mem: &M,

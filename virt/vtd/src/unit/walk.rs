@@ -17,8 +17,8 @@ use crate::config::{AddressWidth, LargePages};
 use crate::spec::fault::FaultReason;
 use crate::spec::tables::{ContextEntry, ENTRY_LEN, PTE_LEN, RootEntry, SlPte, TranslationType};
 
-/// Host address width: no table entry may hold an address of more bits. It is what the DMAR table
-/// says.
+/// Host address width, in bits: no table entry may hold an address of more bits. The DMAR table has
+/// the same value.
 pub const HOST_ADDRESS_WIDTH: u8 = 48;
 
 /// Page sizes of second-level tables.
@@ -55,7 +55,7 @@ pub(crate) enum WalkStop {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WalkFault {
     pub(crate) reason: FaultReason,
-    /// The context entry says FPD, and the reason is one that FPD silences.
+    /// The context entry has FPD set, and FPD suppresses the recording of this reason.
     pub(crate) silent: bool,
 }
 
@@ -129,8 +129,8 @@ const fn bits_above(width: u8) -> u64 {
     !0 << width
 }
 
-/// First and last address of the interrupt range. Neither an IOVA nor what it maps to may lie
-/// there.
+/// First and last address of the interrupt range. Neither an IOVA nor the address that it maps to
+/// may lie there.
 pub(super) const INTERRUPT_RANGE: (u64, u64) = (0xfee0_0000, 0xfeef_ffff);
 
 /// Whether `[start, start + len)` touches the interrupt range.
