@@ -6,7 +6,7 @@ use std::ops::Range;
 use address::Iova;
 use virtqueue::{Memory, OutOfReach, QueueConfig};
 
-/// Memory from 0 up to its length; what the guest does not have of it is `hole`.
+/// Memory from 0 up to its length; the guest does not have the part `hole`.
 pub struct Ram {
     bytes: RefCell<Vec<u8>>,
     pub hole: Range<u64>,

@@ -55,7 +55,7 @@ pub enum Written {
     Nothing,
     /// Messages are on, off or masked, or the function may use memory, or not any more.
     Changed,
-    /// It had none, and why that is said.
+    /// It had no effect; the reason is logged.
     Refused(&'static str),
 }
 

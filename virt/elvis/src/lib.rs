@@ -3,9 +3,9 @@
 //! hypervisor without a VMM. A core of the host's polls its ring and completes by an interrupt of
 //! the guest's own, so that neither a request nor its completion exits.
 //!
-//! **What.** Virtio 1.2 over PCI (§4.1, modern), one queue, a disk in memory (§5.2).
+//! **Scope.** Virtio 1.2 over PCI (§4.1, modern), one queue, a disk in memory (§5.2).
 //!
-//! * [`function`]: configuration space, and what lies where in the base address.
+//! * [`function`]: configuration space, and the layout of the BAR.
 //! * [`registers`]: the common configuration structure.
 //! * [`messages`]: the MSI-X table, as the guest wrote it.
 //! * [`request`]: a block request, from its header to its status.
@@ -21,8 +21,8 @@
 //! ring that breaks the protocol stops its queue until a reset.
 //!
 //! **Left out.** The interrupt pin and the ISR (a driver uses MSI-X), the configuration access
-//! capability (§4.1.4.9), several queues, discard, a disk that keeps what is written; the
-//! guest-to-host half, which is the polling itself.
+//! capability (§4.1.4.9), several queues, discard, a persistent disk; the guest-to-host half, which
+//! is the polling itself.
 #![cfg_attr(not(test), no_std)]
 #![forbid(unsafe_code)]
 

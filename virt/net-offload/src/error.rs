@@ -2,14 +2,15 @@
 
 use crate::GsoType;
 
-/// Reason why a frame is not what its header says. It is dropped and counted.
+/// Contradiction between a frame and its header. The frame is dropped and counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HeaderError {
     /// Fewer than [`MIN_FRAME`](crate::MIN_FRAME) bytes or more than
     /// [`MAX_FRAME`](crate::MAX_FRAME).
     #[error("a frame of {0} bytes")]
     FrameLength(usize),
-    /// The checksum, or what it covers, is outside the frame, or begins in the network's headers.
+    /// The checksum, or the range that it covers, is outside the frame, or begins in the network's
+    /// headers.
     #[error("the checksum is outside the frame")]
     ChecksumOutside,
     /// A partial checksum of a sender that has not negotiated that, or for a receiver that has not

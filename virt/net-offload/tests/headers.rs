@@ -125,7 +125,7 @@ fn type_against_protocol() {
         let error = HeaderError::NotNegotiated(GsoType(code));
         assert_eq!(check(header, &frame), Err(error));
     }
-    // ARP says of itself that it is TCP.
+    // An ARP frame whose header claims TCP.
     let mut arp = frame.clone();
     arp[12..14].copy_from_slice(&[8, 6]);
     assert_eq!(check(header, &arp), Err(HeaderError::Protocol));
@@ -237,7 +237,7 @@ fn headers_longer_than_the_room_are_refused() {
     packet.extensions = vec![(60, vec![0; 254]), (60, vec![0; 254])];
     let (header, frame) = packet.sent(Offloads::ALL);
     assert_eq!(check(header, &frame), Err(HeaderError::HeadersTooLong));
-    // Nine tags, of which eight are looked at.
+    // Nine tags, of which eight are parsed.
     packet.extensions.clear();
     packet.tags = vec![[0x8100, 1]; 9];
     let (header, frame) = packet.sent(Offloads::ALL);

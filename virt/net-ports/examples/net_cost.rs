@@ -125,7 +125,7 @@ impl World {
         })
     }
 
-    /// Takes back what the device has done with, and fills the rings.
+    /// Takes back the buffers that the device has used, and fills the rings.
     fn drive(&mut self, sent: &mut u64, posted: &mut u64) {
         while self.tx.used().is_some() {}
         while self.rx.used().is_some() {}

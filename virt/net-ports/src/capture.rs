@@ -143,7 +143,7 @@ impl Output {
     }
 
     fn seek_to_end(&mut self) -> io::Result<u64> {
-        // Which writes what is buffered first.
+        // This writes the buffered bytes first.
         self.lock().seek(SeekFrom::End(0))
     }
 }
@@ -224,14 +224,14 @@ impl CaptureFile {
 }
 
 impl<P: NetPort> Captured<P> {
-    /// Writes what goes through `port` to a new file.
+    /// Creates a port that forwards to `port` and writes its frames to a new file.
     ///
     /// # Errors
     /// The file cannot be made.
     pub fn new(port: P, options: &CaptureOptions<'_>) -> Result<Self, CaptureError> {
         let (file, len) = open(options)?;
         let mut output = Output(Arc::new(Mutex::new(BufWriter::new(file))));
-        // Over the same header, in a file that goes on.
+        // Over the same header, in a file that is continued.
         let writer = PcapWriter::with_header(output.clone(), header());
         let writer = writer.map_err(CaptureError::Write)?;
         output.seek_to_end().map_err(CaptureError::Create)?;
@@ -254,7 +254,7 @@ impl<P: NetPort> Captured<P> {
     }
 }
 
-/// Sees what is given to a device.
+/// Receiver that writes the frames given to a device to the capture.
 struct Tee<'t> {
     to: &'t mut dyn FrameReceiver,
     file: &'t mut CaptureFile,

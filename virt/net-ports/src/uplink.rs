@@ -103,8 +103,8 @@ impl<H: NetPort> std::fmt::Debug for Uplink<H> {
 }
 
 impl<H: NetPort> Uplink<H> {
-    /// Connects `host`, which looks at no frame after [`send`](NetPort::send) has returned, to a
-    /// port of a switch.
+    /// Connects `host`, which reads no frame after [`send`](NetPort::send) has returned, to a port
+    /// of a switch.
     ///
     /// # Errors
     /// No memory.

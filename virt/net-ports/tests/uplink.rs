@@ -232,8 +232,8 @@ fn frames_of_any_length_go_both_ways_in_order() {
     );
 }
 
-/// Places are bounded; what does not fit stays the host's, and a guest that takes nothing does not
-/// keep them.
+/// Places are bounded; frames that do not fit stay in the host's port, and a guest that takes
+/// nothing does not keep them.
 #[test]
 fn a_guest_that_takes_nothing_does_not_hold_the_uplink_up() {
     let (wire, mut uplink, mut guest) = rig(Offloads::NONE);

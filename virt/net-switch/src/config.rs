@@ -38,7 +38,7 @@ impl Vid {
     /// The default VLAN.
     pub const DEFAULT: Self = Self(1);
 
-    /// `None` for 0 and 4,095, which are reserved, and what is no 12-bit number.
+    /// Creates an ID; `None` for 0 and 4,095, which are reserved, and numbers above 12 bits.
     pub fn new(vid: u16) -> Option<Self> {
         (1..=4094).contains(&vid).then_some(Self(vid))
     }
@@ -152,7 +152,7 @@ pub struct PortConfig {
     pub bound: Vec<Mac>,
     /// It reaches only ports that are not isolated.
     pub is_isolated: bool,
-    /// Limits of what it floods.
+    /// Limits of its flooding.
     pub flood: FloodLimits,
 }
 

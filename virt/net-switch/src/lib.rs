@@ -6,12 +6,12 @@
 //! ```text
 //! frame's head, port, time ─ forward ─▶ Forward { ports, one Retag for each } │ DropReason, counted for the port
 //! ```
-//! In the order in which they are looked at:
+//! Checks, in their order:
 //! - **Address** (8.8.8): a source that is a group's, or zero, is dropped; so is a link-local
 //!   destination (01-80-c2-00-00-0x).
 //! - **VLAN** ([`VlanMode`]): an access port has one VLAN and takes no other tag; a trunk takes
 //!   those it is allowed, and untagged frames if it has a native one. A priority tag (VID 0) counts
-//!   as none. Only 802.1Q tags are looked at: an 802.1ad frame is untagged.
+//!   as none. Only 802.1Q tags are parsed: an 802.1ad frame is untagged.
 //! - **Binding**: a port with bound addresses sends from these only, and no other port sends from
 //!   them.
 //! - **Learning** (8.7): an address is known at the port that used it last, for

@@ -6,7 +6,7 @@ use crate::limit::Bucket;
 use crate::table::Table;
 use crate::{MAX_PORTS, Mac, PortConfig, PortId, PortSet, SwitchConfig, Vid, VlanMode};
 
-/// Bytes of a frame that are looked at, of those there are: two addresses, a tag, a type.
+/// Most bytes of a frame that are read: two addresses, a tag, a type.
 pub const HEAD_LEN: usize = 18;
 const ADDRESSES: usize = 12;
 const TAGGED: [u8; 2] = [0x81, 0x00];
@@ -208,7 +208,7 @@ impl Switch {
         self.table.forget_port(port);
     }
 
-    /// Forgets what was learned at a port: its link went down.
+    /// Forgets the addresses learned at a port, whose link went down.
     pub fn link_down(&mut self, port: PortId) {
         self.table.forget_port(port);
     }
@@ -453,7 +453,7 @@ fn vlan_of(mode: &VlanMode, tci: Option<u16>) -> Option<Vid> {
     let tag = tci.map(|tci| tci & 0xfff).filter(|vid| *vid != 0);
     match (mode, tag) {
         (VlanMode::Access(vid), None) => Some(*vid),
-        // Not even its own: what sends tags from an access port means to reach another VLAN.
+        // Not even its own: a sender of tags at an access port tries to reach another VLAN.
         (VlanMode::Access(_), Some(_)) => None,
         (VlanMode::Trunk { native, .. }, None) => *native,
         (VlanMode::Trunk { tagged, .. }, Some(vid)) => {

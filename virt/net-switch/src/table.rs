@@ -193,7 +193,7 @@ impl Table {
         self.free = at;
     }
 
-    /// Forgets what a port has been seen with.
+    /// Forgets the stations learned at a port.
     pub fn forget_port(&mut self, port: PortId) {
         while self.lists[port.index()].oldest != NONE {
             self.forget(self.lists[port.index()].oldest);

@@ -1,4 +1,5 @@
-//! Base address registers: what a function decodes and where (PCI Local Bus 3.0 §6.2.5.1).
+//! Base address registers: the address ranges that a function decodes (PCI Local Bus 3.0
+//! §6.2.5.1).
 //!
 //! Used twice for each function, with the same writes, hence the same answers: in the function's
 //! own configuration space, and on the bus, which decodes BAR addresses on vCPU threads without

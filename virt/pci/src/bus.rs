@@ -153,7 +153,8 @@ impl PciBus {
         Ok(SourceId::new(0, number, 0))
     }
 
-    /// Puts the function behind `port` into the slot that `source` names. What was there is gone.
+    /// Puts the function behind `port` into the slot that `source` names, and removes the former
+    /// function.
     pub fn plug(&self, source: SourceId, port: Arc<dyn FunctionPort>) {
         let bars = Mutex::new(Some(Bars::new(port.bar_kinds())));
         self.replace(source, Slot::Taken(Arc::new(Plugged { port, bars })));
@@ -165,8 +166,8 @@ impl PciBus {
     pub fn unplug(&self, source: SourceId) {
         let slot = source.devfn() >> 3;
         if let Some(plugged) = self.plugged(usize::from(slot)) {
-            // A configuration write under way finds no BARs from here on, so what is forgotten
-            // stays forgotten.
+            // A configuration write under way finds no BARs from here on, so ranges that are
+            // removed stay removed.
             let mut bars = lock(&plugged.bars);
             *bars = None;
             self.redecode(slot, &plugged, &Bars::default());
@@ -239,9 +240,9 @@ impl PciBus {
         let Some(plugged) = self.plugged(number) else {
             return;
         };
-        // What the guest turns off must not be reached after the function knows: decode first. The
-        // lock is held until it does, so that two vCPUs that write one function's BARs at once get
-        // one order here and there.
+        // A BAR that the guest turns off must not be reached after the function has received the
+        // write: decode first. The lock is held until then, so that the writes of two vCPUs to one
+        // function's BARs have the same order here and in the function.
         let mut bars = lock(&plugged.bars);
         if let Some(bars) = &mut *bars
             && bars.write(reg, len, value)

@@ -189,8 +189,8 @@ impl ConfigSpace {
         self.bytes[INTERRUPT_PIN] = pin;
     }
 
-    /// The function's interrupt is pending or not; what its pin's level is then: not asserted while
-    /// the guest has switched the pin off (command bit 10), or MSI or MSI-X on.
+    /// Sets whether the function's interrupt is pending; returns the level of its pin: not asserted
+    /// while the guest has switched the pin off (command bit 10), or MSI or MSI-X on.
     pub fn set_interrupt(&mut self, is_pending: bool) -> bool {
         if is_pending {
             self.bytes[STATUS] |= STATUS_INTERRUPT;
@@ -200,7 +200,7 @@ impl ConfigSpace {
         self.pin_level()
     }
 
-    /// The level of the legacy pin: to be looked at again after every configuration write.
+    /// Returns the level of the legacy pin, to be re-checked after every configuration write.
     pub fn pin_level(&self) -> bool {
         self.bytes[INTERRUPT_PIN] != 0
             && self.bytes[STATUS] & STATUS_INTERRUPT != 0

@@ -97,7 +97,7 @@ impl MsixTable {
         self.deliver_all(out);
     }
 
-    /// Bus Master was turned on or off. What is raised while it is off stays pending.
+    /// Sets Bus Master. A vector that is raised while it is off stays pending.
     pub fn set_bus_master(&mut self, on: bool, out: &mut Vec<Message>) {
         self.is_master = on;
         self.deliver_all(out);

@@ -208,8 +208,8 @@ impl IommuClass {
         Ok(Activity::Busy)
     }
 
-    /// Puts a request into the outbox, or answers it if the driver has not accepted what it makes
-    /// use of.
+    /// Puts a request into the outbox, or answers it if it uses a feature that the driver has not
+    /// accepted.
     fn ask(&mut self, request: Request, mut taken: Taken) {
         if !request.is_within(self.features) {
             taken.status = Status::Inval as u8;
@@ -343,7 +343,8 @@ impl DeviceClass for IommuClass {
         false
     }
 
-    /// Nothing is attached from here on. What waits for event buffers was the former driver's.
+    /// Resets the device: no endpoint is attached from here on. Faults that wait for event buffers
+    /// were the former driver's, and are dropped.
     fn reset(&mut self) {
         self.features = 0;
         self.refusals.clear();

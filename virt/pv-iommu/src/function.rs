@@ -78,7 +78,7 @@ impl IommuFunction {
         self.inner.queues()
     }
 
-    /// The class, for what no driver asks of it.
+    /// Returns the class, for operations that are not the driver's.
     pub fn class_mut(&mut self) -> &mut IommuClass {
         self.inner.device_mut().class_mut()
     }
@@ -92,7 +92,7 @@ impl IommuFunction {
         &mut self.inner
     }
 
-    /// Gives the unit what the driver has asked for.
+    /// Passes the driver's requests to the unit.
     fn ask(&mut self, out: &mut Effects<Request>) {
         while let Some((tag, request)) = self.class_mut().take_request() {
             self.asked.insert(out.command(request), tag);
@@ -232,8 +232,8 @@ impl DataPath<Request> for IommuFunction {
         let progress = self.inner.poll_through(&mut dma, effects, now);
         self.ask(effects);
         if let Some(bell) = &mut self.bell {
-            // Before what it has taken is answered, so that a driver which waits for that rings
-            // again.
+            // Before the requests that it has taken are answered, so that a driver which waits for
+            // an answer rings again.
             self.inner.arm_through(&mut dma);
             if progress == Progress::Idle {
                 // The driver's side: its index is written, then the suppression read.
@@ -253,7 +253,7 @@ impl DataPath<Request> for IommuFunction {
     }
 
     fn disarm<I: Unit, M: PhysMem>(&mut self, cx: &mut Cx<'_, I, M, Request>) {
-        // A trapped one's driver goes on ringing.
+        // The driver of a trapped function keeps ringing.
         if self.bell.is_none() {
             self.inner.disarm_through(&mut cx.bypass_view());
         }

@@ -120,8 +120,8 @@ mod tests {
         }
     }
 
-    /// The sequences of §5.13.6.6, each from a blank domain: mappings, what is unmapped, how many
-    /// go; `None` if it is refused.
+    /// The sequences of §5.13.6.6, each from a blank domain: mappings, the range to unmap, and the
+    /// number of mappings removed; `None` if it is refused.
     #[test]
     fn the_examples_of_the_specification() {
         type Example = (&'static [(u64, u64)], (u64, u64), Option<usize>);
@@ -146,7 +146,7 @@ mod tests {
     }
 
     proptest! {
-        /// Against an array of what each address has.
+        /// Compares with an array that has the translation of each address.
         #[test]
         fn as_an_array_of_addresses_has_it(
             steps in prop::collection::vec((0..3_u8, 0_u64..64, 0_u64..20), 1..200)

@@ -116,9 +116,9 @@ impl Windows {
     pub fn give_back(&self, gpa: Gpa, len: u64) -> bool {
         let window = gpa.raw() / WINDOW;
         self.given_back.set(window);
-        // Sequentially consistent, as the store before and both of the helper's, which come in the
-        // other order. What it has populated when it has left the window is discarded like any
-        // other page.
+        // Sequentially consistent, as the store to `given_back` above and the helper's store to
+        // `at` and load of `given_back`: one of the two loads sees the other thread's store. If the
+        // helper has left the window, the pages that it populated are discarded like any others.
         let is_free = self.at.load(Ordering::SeqCst) != window;
         if !is_free {
             let pages = len / guest_mem::PAGE_SIZE;
@@ -141,7 +141,7 @@ impl Windows {
     fn next(&self, done: &mut [u64]) -> Option<u64> {
         let words = self.asked.0.iter().zip(&self.given_back.0).zip(done);
         for (at, ((asked, given_back), done)) in (0..).zip(words) {
-            // Not the last look at what is given back: `visit` has that, once the helper is there.
+            // Not the last check of `given_back`: `visit` makes that, once the helper is there.
             let left = asked.load(Ordering::SeqCst) & !given_back.load(Ordering::SeqCst) & !*done;
             if left != 0 {
                 let bit = left.trailing_zeros();
@@ -238,13 +238,13 @@ impl Populator {
                                 return;
                             }
                         }
-                        // What was asked for since has left a token, by which this returns at once.
+                        // A request made since has left a token, by which this returns at once.
                         None => thread::park(),
                     }
                 }
             })?;
         let _ = windows.helper.set(thread.thread().clone());
-        // What was asked for before that.
+        // Windows requested before that.
         thread.thread().unpark();
         Ok(Self {
             windows,
@@ -361,7 +361,7 @@ mod tests {
         go_on.send(Ok(())).expect("it waits");
         drop(go_on);
         drop(helper);
-        // It has left: what comes later is discarded.
+        // It has left: pages given back later are discarded.
         assert!(windows.give_back(Gpa::new(2 * MIB), 4096));
         assert_eq!((windows.populated(), windows.kept()), (1, 2));
     }

@@ -25,7 +25,7 @@ pub mod feature {
 pub const GRANULE: u64 = 4096;
 /// Largest address of an endpoint.
 pub const INPUT_LAST: u64 = (1 << 48) - 1;
-/// Largest guest-physical address: what x86 page tables can hold.
+/// Largest guest-physical address that x86 page tables can hold.
 pub const PHYS_LAST: u64 = (1 << 52) - 1;
 /// Largest domain number.
 pub const DOMAIN_LAST: u32 = u16::MAX as u32;
@@ -54,7 +54,7 @@ pub enum Status {
     Unsupp = 2,
     /// Fields that contradict each other, or the unit's state.
     Inval = 4,
-    /// Addresses that are not aligned, or outside of what the device has.
+    /// Addresses that are not aligned, or outside of the device's ranges.
     Range = 5,
     /// No such domain, or no such endpoint.
     NoEnt = 6,
@@ -217,7 +217,8 @@ pub fn requester(endpoints: &[RangeInclusive<u16>], endpoint: u32) -> Result<Sou
 /// The configuration space.
 pub fn config(is_bypass: bool) -> [u8; CONFIG_LEN] {
     let mut space = [0; CONFIG_LEN];
-    // The granule, and what is one mapping here however long it is.
+    // Page sizes: the granule and all larger powers of two, since a mapping of any length is one
+    // here.
     space[..8].copy_from_slice(&(!(GRANULE - 1)).to_le_bytes());
     space[16..24].copy_from_slice(&INPUT_LAST.to_le_bytes());
     space[28..32].copy_from_slice(&DOMAIN_LAST.to_le_bytes());

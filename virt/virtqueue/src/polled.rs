@@ -34,8 +34,8 @@ pub trait Memory {
     /// As [`read`](Self::read); nothing has been written then.
     fn write(&self, at: Iova, buf: &[u8]) -> Result<(), OutOfReach>;
 
-    /// One aligned load with acquire ordering: what the driver wrote before its store is seen after
-    /// it.
+    /// Loads an aligned word with acquire ordering: if it sees a store of the driver, the driver's
+    /// earlier stores are visible after it.
     ///
     /// # Errors
     /// As [`read`](Self::read).
@@ -56,7 +56,7 @@ pub struct OutOfReach(pub Iova);
 /// End of a queue: only a reset of the device makes another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QueueStop {
-    /// The ring, or what it names, does not lie in the guest's memory.
+    /// The ring, or a buffer that it names, does not lie in the guest's memory.
     OutOfReach(OutOfReach),
     /// The driver broke the protocol.
     Violation(Violation),

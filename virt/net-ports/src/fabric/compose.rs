@@ -64,8 +64,7 @@ pub(super) fn copy_of(keep: &KeepAlive, slices: &[(Hva, u32)], len: u32) -> Opti
     Some(bytes)
 }
 
-/// A frame with its tag changed: bytes that were looked at, and the rest of the frame from `from`
-/// on.
+/// A frame with its tag changed: the head that was read, and the rest of the frame from `from` on.
 struct Retagged<'f> {
     head: [u8; HEAD_LEN + TAG],
     head_len: usize,
@@ -206,8 +205,8 @@ pub(super) fn deliver_short(
     Some(taken)
 }
 
-/// Offers the first frame that waits for a port, or up to `room` of its segments, whose number that
-/// are over is the answer; 0 if the receiver has taken none of what there was.
+/// Offers the first frame that waits for a port, or up to `room` of its segments. Returns the
+/// number of segments that are done; 0 if the receiver has taken none.
 pub(super) fn deliver(
     shared: &mut Shared,
     id: PortId,

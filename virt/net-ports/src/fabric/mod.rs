@@ -4,7 +4,7 @@
 //! ```text
 //! sender's visit ─ send ─▶ decision (first 18 bytes, copied) ─▶ queue of each receiver
 //! receiver's visit ─ receive ─▶ headers checked (copied), retagged ─▶ payload copied from guest to guest
-//! sender's visit ─ collect ─▶ taken by all, or too old: copied for those who have not taken it
+//! sender's visit ─ collect ─▶ taken by all, or too old: copied for those that have not taken it
 //! ```
 //! **One copy** from guest to guest, of the payload. The headers on which decisions depend are
 //! copied first, and the receiver gets that copy: a sender that changes a frame in flight changes
@@ -67,7 +67,7 @@ pub struct FabricCounters {
     pub wrong_headers: u64,
 }
 
-/// A switch, and what is under way in it.
+/// A switch, and the frames in it.
 #[derive(Clone)]
 pub struct Fabric(Arc<Mutex<Shared>>);
 
@@ -145,7 +145,7 @@ struct Shared {
     frames: Vec<Option<Frame>>,
     /// By place, as `frames`.
     short: Vec<[u8; SHORT]>,
-    /// Receivers of the burst under way, whose owners are to be told.
+    /// Receivers of the burst under way, whose owners are to be woken.
     touched: PortSet,
     free: Vec<usize>,
     spare_slices: Vec<Vec<(Hva, u32)>>,
@@ -289,7 +289,7 @@ impl Shared {
         true
     }
 
-    /// Tells the owners of the ports that have got frames in this burst.
+    /// Wakes the owners of the ports that have received frames in this burst.
     fn tell_receivers(&mut self) {
         for id in std::mem::take(&mut self.touched).iter() {
             if let Some(port) = self.port(id) {

@@ -24,7 +24,7 @@ pub struct SwitchPort {
     mtu: u16,
     waiting: Arc<AtomicUsize>,
     wake: Arc<Wake>,
-    /// Frames that are kept, or of which that is not told yet.
+    /// Number of frames that are kept, or whose end has not been collected yet.
     kept: usize,
 }
 

@@ -13,8 +13,7 @@
 //!
 //! **Sending** is a `writev` for each frame, from the guest's memory, that does not wait.
 //!
-//! An interface that is deleted takes the link down, which is logged once; what is sent then is
-//! dropped.
+//! Deleting an interface takes the link down, which is logged once; frames sent then are dropped.
 //!
 //! Bound: [`SLOTS`] buffers for each queue, of 64 KiB.
 //!

@@ -167,7 +167,7 @@ fn attach(name: &str, pairs: u16, several: bool) -> Result<Vec<File>, TapError> 
     files.collect()
 }
 
-/// Sets what the kernel leaves undone in frames that are read, for all queues.
+/// Sets the offloads that the kernel leaves undone in frames that are read, for all queues.
 pub fn set_offloads(file: &File, flags: u32) -> io::Result<()> {
     let flags = libc::c_ulong::from(flags);
     // SAFETY: the argument is a number.

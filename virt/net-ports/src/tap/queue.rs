@@ -20,7 +20,7 @@ use super::{SLOTS, open};
 const BUFFER: usize = HEADER_LEN + MAX_FRAME + 32;
 /// Pieces of one frame that are written where they lie; one of more is put together first.
 const PIECES: usize = 32;
-/// Looks at an answer that has to come, since it was cancelled.
+/// Most polls for a completion that has to arrive, since its request was cancelled.
 const LOOKS: usize = 64;
 /// Frames in an interface's queue at most that are discarded.
 const DISCARDED: usize = 1_024;
@@ -208,8 +208,8 @@ impl Queue {
 
     /// Offers the frames that are there to a driver that has taken on so much; how many are over.
     pub fn deliver(&mut self, to: &mut dyn FrameReceiver, receiver: Offloads) -> usize {
-        // The kernel says so whatever was asked of it; a driver without GUEST_CSUM must not see it
-        // (§5.1.6.4.1).
+        // The kernel sets this regardless of the requested offloads; a driver without GUEST_CSUM
+        // must not see it (§5.1.6.4.1).
         let hidden = match receiver.contains(Offloads::CSUM) {
             true => 0,
             false => NetHeader::DATA_VALID,
@@ -270,8 +270,8 @@ impl Queue {
         })
     }
 
-    /// Takes back all buffers, and drops what is in them. What the kernel does not give back is
-    /// leaked.
+    /// Takes back all buffers, and drops the frames in them. Buffers that the kernel does not give
+    /// back are leaked.
     pub fn stop(&mut self) {
         if self.open != 0 {
             for at in 0..self.slots.len() {
@@ -300,7 +300,7 @@ impl Queue {
         self.share = UringShare::default();
     }
 
-    /// Drops what is in the interface's own queue.
+    /// Drops the frames in the interface's own queue.
     pub fn discard(&mut self) {
         for _ in 0..DISCARDED {
             self.read_now();
@@ -334,7 +334,7 @@ impl Drop for Queue {
     }
 }
 
-/// Whether an error says that the interface has been deleted.
+/// Returns whether an error means that the interface has been deleted.
 fn is_gone(errno: i32) -> bool {
     errno == libc::EBADFD || errno == libc::ENODEV
 }

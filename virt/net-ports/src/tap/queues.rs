@@ -46,7 +46,7 @@ impl TapQueues {
         self.interface.has_uso
     }
 
-    /// Sets what the kernel may leave undone in frames that are read.
+    /// Sets the offloads that the kernel may leave undone in frames that are read.
     ///
     /// # Errors
     /// The kernel's; an interface that was deleted refuses.

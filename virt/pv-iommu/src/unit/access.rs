@@ -1,4 +1,4 @@
-//! Where an access goes, and what others may ask of that.
+//! Translation of accesses, and queries about it by other functions.
 
 use std::collections::BTreeMap;
 

@@ -10,8 +10,8 @@ use crate::wire::{
 };
 
 impl PvIommu {
-    /// Carries out a request, or the part of it that can be refused; what it takes away, if
-    /// anything.
+    /// Executes a request, or the part of it that can be refused; returns the mappings that it
+    /// removes, if any.
     pub(super) fn carry_out(&mut self, request: Request) -> Result<Option<Taken>, Status> {
         match request {
             Request::Attach {

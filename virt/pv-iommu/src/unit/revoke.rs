@@ -1,4 +1,4 @@
-//! Requests one after the other, and what becomes of accesses under way: see the parent's head.
+//! Execution of requests in order, and revocation of accesses in flight: see the parent's head.
 
 use guest_mem::{Access, Budget, DrainTimer, LeaseId, LeaseRecord, Leases, Part, SourceId};
 use machine::{Command, CommandId, CommandResult, UnitEvent, UnitSink};
@@ -161,7 +161,7 @@ impl PvIommu {
         }
     }
 
-    /// Frees what domains that are no more have left.
+    /// Frees the mappings of removed domains.
     fn free(&mut self, budget: &mut Budget) {
         while !budget.is_spent()
             && let Some(mappings) = self.freed.last_mut()
@@ -182,8 +182,8 @@ impl PvIommu {
         if self.leases.stale() == 0 {
             return;
         }
-        // What an earlier revocation has found is not looked at again, and waited for by this one
-        // too.
+        // Leases that an earlier revocation found stale are not rechecked, and this one waits for
+        // them, too.
         let overlaps = |lease: &LeaseRecord| {
             let last = lease.iova.raw() + u64::from(lease.len - 1);
             range.is_none_or(|(from, to)| lease.iova <= to && from.raw() <= last)
@@ -197,7 +197,7 @@ impl PvIommu {
         }
     }
 
-    /// Finds the leases that no longer hold, as the budget lasts; whether all were looked at.
+    /// Finds the leases that became stale, as the budget lasts; returns whether all were checked.
     fn recheck(&mut self, revocation: &mut Revocation, budget: &mut Budget) -> bool {
         let taken = revocation.taken;
         let Self {
@@ -236,7 +236,7 @@ impl PvIommu {
             Ok(true)
         };
         let answer = leases.recheck(budget, |source| concerns(endpoints, taken, source), holds);
-        // No memory is looked at, so nothing can be absent.
+        // No memory is accessed, so none can be absent.
         answer.unwrap_or(true)
     }
 

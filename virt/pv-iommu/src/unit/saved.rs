@@ -1,4 +1,4 @@
-//! The state that is kept of a unit while its machine is paused: what its driver has asked for.
+//! State of a unit that is kept while its machine is paused: the result of its driver's requests.
 //!
 //! [`SavedUnit`] is plain and versioned: domains with their mappings (guest addresses as the driver
 //! gave them, so it means the same on another host), the endpoints attached to each, and bypass.
@@ -74,7 +74,7 @@ pub enum RestoreError {
 impl PvIommu {
     /// The unit's state; none while a request is under way, waits, or is held.
     pub fn save(&self) -> Option<SavedUnit> {
-        // In full, so that a new field does not compile until someone decides about it.
+        // In full, so that a new field does not compile until it is handled here.
         let Self {
             config: _,
             domains,

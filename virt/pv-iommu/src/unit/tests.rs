@@ -596,7 +596,7 @@ fn an_unmap_of_very_many_goes_on_over_many_polls_and_what_comes_behind_waits() {
     for page in 0..MANY {
         assert_eq!(world.map(1, page << 12, (page << 12) + 0xfff, 0), 0);
     }
-    // What mapping them has cost.
+    // Takes the cost of mapping them.
     let _ = world.poll();
     let all = world.ask(Request::Unmap {
         domain: 1,
@@ -604,8 +604,8 @@ fn an_unmap_of_very_many_goes_on_over_many_polls_and_what_comes_behind_waits() {
         last: u64::MAX,
     });
     let again = world.ask(map(1, 0, 0xfff, 0x5000, 3));
-    // However many come behind it, a sweep's work is no more than a poll's and what the first one
-    // has begun.
+    // Regardless of the number of requests behind it, a sweep's work is at most a poll's and the
+    // work that the first request has begun.
     for _ in 0..200 {
         world.ask(Request::SetBypass(false));
     }

@@ -1,4 +1,4 @@
-//! Hints of MAPs: what is asked for, that no answer waits for it, and that it is bounded.
+//! Hints of MAPs: the pages requested; no answer waits for them, and they are bounded.
 
 use std::sync::Arc;
 
@@ -67,7 +67,7 @@ impl Paged {
         assert_eq!(self.ask(what), CommandResult::Done);
     }
 
-    /// The pager brings in what it was asked for.
+    /// The pager brings in the requested pages.
     fn deliver(&mut self) {
         for ticket in self.mem.tickets() {
             self.mem.deliver(ticket);
@@ -91,11 +91,11 @@ fn a_map_asks_for_absent_pages_that_a_device_may_read() {
     paged.map(9, 1, MAP_WRITE);
     assert_eq!(paged.mem.tickets().len(), 2);
     paged.deliver();
-    // A look at an absent page would ask for it.
+    // A read of an absent page would request it.
     let there: Vec<_> = [3, 4, 8].map(|page| paged.is_there(page)).into();
     assert_eq!(there, [true; 3]);
     assert!(!paged.is_there(9));
-    // What is there is not asked for again.
+    // Present pages are not requested again.
     paged.unmap(3, 2);
     paged.map(3, 2, MAP_READ);
     let counts = paged.unit.hint_counts();
@@ -140,7 +140,7 @@ fn refused_map_or_no_ram_gives_no_hint() {
     assert_eq!(paged.mem.tickets(), []);
 }
 
-/// Maps and unmaps by the million, of pages that never come: what is asked for has an end.
+/// Millions of maps and unmaps of pages that never come in: the number of requests is bounded.
 #[test]
 fn a_flood_of_maps_asks_for_so_many_pages_and_no_more() {
     const BYTES: u64 = 64 << 20;
