@@ -107,8 +107,8 @@ impl Areas {
 }
 
 impl Bar {
-    /// The target of the byte at `at`, and the number of bytes from there on, at least 1, that have
-    /// the same.
+    /// Returns the target of the byte at `at`, and the number of bytes from there on, at least 1,
+    /// that have the same target.
     fn target(&self, at: u64) -> (Target, u64) {
         if at >= self.size {
             return (Target::Beyond, u64::MAX);

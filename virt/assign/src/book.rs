@@ -36,7 +36,7 @@ impl Mapping {
         self.first + (self.pages - 1)
     }
 
-    /// Its IOVAs; `None` past the end of the address space.
+    /// Returns its IOVAs; `None` past the end of the address space.
     pub fn range(&self) -> Option<IovaRange> {
         IovaRange::new(IovaPfn::new(self.first), self.pages)
     }
@@ -156,7 +156,8 @@ impl Book {
         None
     }
 
-    /// The same, as far as it is known without looking further.
+    /// Returns a lower bound of the time since which the oldest stale mapping is stale, without a
+    /// search.
     pub fn oldest_since(&self) -> Option<u64> {
         let known = self.order.front().filter(|_| !self.stale.is_empty());
         known.map(|(since, _)| *since)

@@ -93,7 +93,8 @@ pub trait Caller: Send {
     /// Takes the result of the next finished call, in the order of submission.
     fn take(&mut self) -> Option<Done>;
 
-    /// Readable when a call is over, until it is [quieted](Self::quiet).
+    /// Returns a descriptor that is readable when a call has returned, until it is
+    /// [cleared](Self::quiet).
     fn wake_fd(&self) -> Option<RawFd> {
         None
     }
@@ -215,7 +216,7 @@ impl Caller for CallThread {
     }
 
     fn quiet(&mut self) {
-        // Nothing to read is quiet as well.
+        // With nothing to read it is clear as well.
         let _ = rustix::io::read(&*self.woken, &mut [0; 8]);
     }
 

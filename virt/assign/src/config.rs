@@ -3,7 +3,7 @@
 //! The device's configuration space is read once, when the device is opened. From that image and
 //! the sizes of the BARs [`GuestConfig`] makes a space of its own: identification, BARs, and the
 //! capabilities that [`SEEN`] shows. The guest reads and writes that one and never the device's,
-//! but for bits that are named ([`ReadThrough`]). The effects of a write are answered as values
+//! but for bits that are named ([`ReadThrough`]). The effects of a write are returned as values
 //! ([`Effects`]), for the function to carry out.
 //!
 //! **The image is untrusted.** A device may have any bytes there: lists that loop, capabilities
@@ -422,8 +422,8 @@ impl GuestConfig {
         self.msix.as_ref()
     }
 
-    /// A guest's read of `len` (1, 2 or 4) bytes at `reg`. `dynamic` answers the bits that are read
-    /// through, where the read touches any.
+    /// Handles a guest's read of `len` (1, 2 or 4) bytes at `reg`. `dynamic` returns the bits that
+    /// are read through, where the read touches any.
     pub fn read(&self, reg: u16, len: u8, mut dynamic: impl FnMut(Dynamic) -> u32) -> u32 {
         let mut value = self.space.read(reg, len);
         for through in &self.read_through {

@@ -107,7 +107,7 @@ impl<H: Hardware, C: Caller> Assigned<H, C> {
         &self.shadow
     }
 
-    /// The same, to be given another policy.
+    /// Returns its mappings, to set another policy.
     pub fn shadow_mut(&mut self) -> &mut Shadow<C> {
         &mut self.shadow
     }

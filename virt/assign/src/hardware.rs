@@ -11,9 +11,9 @@ use std::os::fd::RawFd;
 pub enum Vectors {
     /// None.
     Off,
-    /// So many by MSI.
+    /// This number of vectors, by MSI.
     Msi(u16),
-    /// So many by MSI-X.
+    /// This number of vectors, by MSI-X.
     Msix(u16),
 }
 

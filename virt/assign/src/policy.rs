@@ -44,7 +44,7 @@ impl HostPolicy {
         };
         match self {
             Self::Strict => RiskContract::STRICT,
-            // As old as a teardown takes.
+            // Bounded by the duration of a teardown.
             Self::Async(window) => of(window.entries, Duration::ZERO),
             Self::Deferred(window) => of(window.entries, window.age),
             Self::Optimistic(bound) => of(bound.quota, bound.residency),

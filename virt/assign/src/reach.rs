@@ -34,7 +34,7 @@ pub struct Reach(Arc<Mutex<Index>>);
 struct Index {
     /// Blocks by order and number; how many mappings have each.
     blocks: BTreeMap<(u8, u64), u32>,
-    /// Of each order, how many blocks there are.
+    /// Number of blocks of each order.
     by_order: [u32; ORDERS],
     /// Pages, each mapping counted.
     pages: u64,

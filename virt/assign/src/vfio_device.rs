@@ -60,7 +60,7 @@ pub enum OpenError {
 pub struct Opened {
     /// Its address.
     pub address: String,
-    /// Itself.
+    /// The device.
     pub device: Arc<Device>,
     /// Its group.
     pub group: Group,
@@ -68,7 +68,7 @@ pub struct Opened {
     pub container: Container,
     /// Limits of the host's IOMMU.
     pub info: IommuInfo,
-    /// Its DMA snoops the processors' caches, whatever it asks for.
+    /// Its DMA snoops the processors' caches, even without a request for snooping.
     pub is_coherent: bool,
     /// Configuration space, as the guest sees it.
     pub config: GuestConfig,
@@ -319,7 +319,7 @@ impl Hardware for VfioHardware {
     }
 
     fn notice(&mut self) -> Option<Notice> {
-        // Nothing there is an error of the read.
+        // If nothing is there, the read fails.
         let has_said = |fd: &OwnedFd| rustix::io::read(fd, &mut [0; 8]).is_ok();
         let said = self.notices.iter().find(|(_, _, fd)| has_said(fd));
         said.map(|(_, notice, _)| *notice)

@@ -120,7 +120,7 @@ mod tests {
                 };
                 let had = claimed[usize::from(vector)];
                 let Ok(real) = aliases.claim(vector) else {
-                    // Nothing but a table that is full.
+                    // Only a full table fails.
                     let reals = claimed.iter().flatten().count();
                     assert_eq!(reals, usize::from(CRITICAL - FIRST_INTERRUPT));
                     assert_eq!(had, None);

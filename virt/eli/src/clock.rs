@@ -16,7 +16,7 @@ impl Period {
     /// The longest that the specification allows: 100 ns.
     const MAX: u32 = 100_000_000;
 
-    /// Of a register of capabilities. `None`: no clock has this one.
+    /// Creates a clock from its capability register. `None` if no clock has this value.
     #[must_use]
     pub const fn new(femtoseconds: u32) -> Option<Self> {
         match femtoseconds {
@@ -87,7 +87,7 @@ pub struct TickGaps {
     windows: AtomicU64,
     starts: [AtomicU64; 2],
     longest: [AtomicU64; 2],
-    /// When the last tick was handled; 0: none yet.
+    /// Time at which the last tick was handled; 0: none yet.
     last: AtomicU64,
     ticks: AtomicU64,
 }
@@ -164,8 +164,8 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Notes that it is `value` at `now`. Returns whether it has been the same for `limit` counts
-    /// of the clock by now: once, until it changes again.
+    /// Records `value` at `now`. Returns whether the value has been unchanged for `limit` counts of
+    /// the clock: true once, until it changes again.
     pub const fn is_overdue(&mut self, value: u64, now: u64, limit: u64) -> bool {
         if value != self.value {
             *self = Self {

@@ -138,8 +138,8 @@ impl Defences {
     /// None.
     pub const NONE: Self = Self(0);
 
-    /// Of a switch's value: `on`, `off`, or names with a minus before each, separated by commas:
-    /// all but those.
+    /// Parses a switch's value: `on`, `off`, or names with a minus before each, separated by
+    /// commas: all but those.
     ///
     /// `None` for anything else.
     #[must_use]

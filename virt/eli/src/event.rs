@@ -242,7 +242,7 @@ mod tests {
 
     #[test]
     fn a_delivery_that_always_faults_ends_at_the_third_fault() {
-        // Whatever the hypervisor answers with, and whatever was delivered first.
+        // For any event of the hypervisor, and any event that was delivered first.
         let kinds = [Kind::External, Kind::Nmi, Kind::Exception, Kind::Software];
         for fault in [0, 10, 11, 12, 13, 14].map(|vector| Event::exception(vector, Some(0))) {
             for kind in kinds {

@@ -36,7 +36,7 @@ pub struct Cpu {
     pub shadow: bool,
     /// The entry begins with an event already (EVENTINJ).
     pub event: bool,
-    /// It is to run one instruction only, with interrupts masked.
+    /// The guest runs one instruction only, with interrupts masked.
     pub stepping: bool,
 }
 
@@ -132,12 +132,12 @@ pub struct Core {
     /// Virtual.
     requested: VectorSet,
     in_service: VectorSet,
-    /// Of 8259s, in service there. The newest, which is last, has their highest priority.
+    /// Vectors of 8259s, in service there. The newest, which is last, has their highest priority.
     externals: [Vector; EXTERNALS],
     externals_len: usize,
     /// In service at the real local APIC, with an EOI that is owed to it.
     owed: VectorSet,
-    /// Of these, those that are over, but had another above them.
+    /// Those of `owed` that have ended, but had another above them.
     over: VectorSet,
     /// Gates of the shadow that are open though not assigned.
     opened: VectorSet,
@@ -186,22 +186,22 @@ impl Core {
     /// Vectors that are delivered directly from now on, if they are the same at the real local
     /// APIC.
     ///
-    /// None of the host's class is, and none that has an alias: the fault that it meets in direct
-    /// mode would look like the guest's own.
+    /// Vectors of the host's class, and those that have an alias, are not assigned: in direct mode
+    /// their fault would look like the guest's own.
     pub fn assign(&mut self, vectors: VectorSet) {
         let aliases = &mut self.aliases;
         self.assigned = vectors
             .iter()
             .filter(|vector| *vector < CRITICAL && aliases.claim(*vector) == Ok(*vector))
             .collect();
-        // Its delivery may have been cut off: it goes again, through a gate that must not be hidden
-        // from it meanwhile.
+        // Its delivery may have been interrupted: it is injected again, through a gate that must
+        // not be hidden meanwhile.
         if let Some(vector) = self.injected {
             self.open(vector);
         }
     }
 
-    /// They.
+    /// Returns the assigned vectors.
     #[must_use]
     pub const fn assigned(&self) -> VectorSet {
         self.assigned
@@ -337,7 +337,7 @@ impl Core {
         policy::real_task_priority(priority)
     }
 
-    /// It.
+    /// Returns the guest's task priority.
     #[must_use]
     pub const fn task_priority(&self) -> u8 {
         self.task_priority
@@ -536,7 +536,7 @@ impl Core {
         plan
     }
 
-    /// Nothing is virtual.
+    /// Returns whether nothing is virtual.
     fn may_be_direct(&self) -> bool {
         let quiet = self.externals_len == 0
             && self.requested.is_empty()

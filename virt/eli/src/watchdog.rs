@@ -20,14 +20,14 @@ pub struct Service {
 }
 
 impl Default for Service {
-    /// With a period of 20 ms: 0.2 s.
+    /// Ten ticks: with a period of 20 ms, 0.2 s.
     fn default() -> Self {
         Self::new(10)
     }
 }
 
 impl Service {
-    /// With this many ticks.
+    /// Creates a counter with a limit of this many ticks.
     #[must_use]
     pub const fn new(limit: u32) -> Self {
         Self { limit, ticks: 0 }
@@ -66,8 +66,8 @@ impl Ticks {
         }
     }
 
-    /// One is taken, for itself and for those that have merged with it: µs since the first of them
-    /// was due.
+    /// Takes a tick, and those that have merged with it. Returns the µs since the first of them was
+    /// due.
     pub fn take(&mut self, now_us: u64) -> u64 {
         let due_us = self.start_us + (self.taken + 1) * self.period_us;
         // When the timer was started is known a little too late.
@@ -92,7 +92,7 @@ impl Ticks {
 #[derive(Clone, Debug)]
 pub struct Masking {
     least_us: u64,
-    /// When the last findings were, the oldest first.
+    /// Times of the last findings, in µs, the oldest first.
     findings_us: [Option<u64>; Self::FINDINGS],
     /// Injection until then.
     until_us: u64,
@@ -130,7 +130,7 @@ impl Masking {
         is_due
     }
 
-    /// Whether injection is over.
+    /// Returns whether injection has ended.
     #[must_use]
     pub const fn is_over(&self, now_us: u64) -> bool {
         now_us >= self.until_us
@@ -144,7 +144,7 @@ pub struct Samples {
     mean_us: u64,
     state: u64,
     due_us: Option<u64>,
-    /// When the watchdog's was last seen.
+    /// Time of the watchdog's last tick, in µs.
     watchdog_us: u64,
 }
 

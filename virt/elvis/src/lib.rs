@@ -12,9 +12,9 @@
 //! * [`poller`]: the I/O core's own: it takes [`Settings`](poller::Settings), and serves.
 //!
 //! **Flow.** The core that runs the guest owns function, registers and messages, and makes settings
-//! of them; the I/O core owns the queue, and the disk. Settings go from one to the other whole, and
-//! are acknowledged: until then the guest is not entered, so that behind a reset, or a mask,
-//! nothing of the old is done any more.
+//! of them; the I/O core owns the queue, and the disk. Settings go from one to the other as a
+//! whole, and are acknowledged: until then the guest is not entered, so that after a reset, or a
+//! mask, no former request or interrupt takes effect any more.
 //!
 //! **Bounds.** A poll serves one request, of at most [`request::TRANSFER_MAX`] bytes in at most
 //! [`poller::QUEUE_MAX`] pieces. Every address is checked by the [`Memory`](virtqueue::Memory). A

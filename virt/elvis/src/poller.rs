@@ -156,8 +156,8 @@ impl Poller {
     }
 }
 
-/// Takes a request, serves it, and returns it. Whether the driver wants an interrupt, if there was
-/// one.
+/// Takes a request, serves it, and completes it. Returns whether the driver wants an interrupt, if
+/// there was a request.
 fn serve<const N: usize>(
     queue: &mut PolledQueue,
     chain: &mut FixedChain<N>,

@@ -27,7 +27,7 @@ pub struct DirectMap {
 pub struct LeaseCount(usize);
 
 impl DirectMap {
-    /// Nothing in flight.
+    /// Creates a count of zero.
     pub const fn new() -> Self {
         Self {
             leases: LeaseCount(0),

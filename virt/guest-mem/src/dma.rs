@@ -12,7 +12,7 @@ use crate::window::Window;
 ///
 /// Copy-sized accesses ([`read`](Dma::read), [`write`](Dma::write)) finish before they return, so
 /// they need no lease: the invalidation that revokes the page is processed by the same thread,
-/// later. Whatever outlives the call (asynchronous I/O) holds a [`Lease`].
+/// later. An access that outlives the call (asynchronous I/O) holds a [`Lease`].
 pub trait Dma {
     /// Copies guest memory into `buf`; a range may cross any number of mappings.
     fn read(&mut self, iova: Iova, buf: &mut [u8]) -> Access<()>;
@@ -51,9 +51,9 @@ pub trait Dma {
     /// RAM, nor that it is present: absent pages stay absent. (Only
     /// [`DirectMap`](crate::DirectMap), whose one mapping is memory itself, checks that.)
     ///
-    /// The answer opens no way to memory: nothing that a device has takes such an address. It holds
-    /// until the call into the device returns, since no invalidation is processed before that;
-    /// afterwards it has to be asked for again.
+    /// The result gives no access to memory: no function available to a device takes such an
+    /// address. It is valid until the call into the device returns, since no invalidation is
+    /// processed before that; afterwards it has to be requested again.
     fn locate(&mut self, iova: Iova, len: u32, perm: Perm) -> Access<Run>;
 
     /// Returns the address in this process, and the length, of the first contiguous piece, 1 to

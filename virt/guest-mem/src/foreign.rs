@@ -50,7 +50,7 @@ pub struct ForeignRegion {
     pub len: u64,
     /// The memory file, open for reading and writing.
     pub file: Arc<OwnedFd>,
-    /// Where the region starts in the file, in bytes, a multiple of 4096.
+    /// Start of the region in the file, in bytes, a multiple of 4096.
     pub offset: u64,
 }
 
@@ -415,7 +415,7 @@ fn check_guest_side(regions: &[ForeignRegion]) -> Result<(), ForeignError> {
     Ok(())
 }
 
-// In the `unsafe` blocks: `pointer` and `word` answer a range inside one mapping, aligned for a
+// In the `unsafe` blocks: `pointer` and `word` return a range inside one mapping, aligned for a
 // word, that `self.table` keeps mapped and writable, and nothing in the process makes references
 // into a `Mapping`.
 impl PhysMem for ForeignRam {

@@ -21,7 +21,7 @@ pub struct Run {
 /// An IOMMU as its devices see it. Called on the one thread that owns both (ARCHITECTURE.md: one
 /// owner).
 pub trait Iommu {
-    /// Where `source`'s access to `iova` goes. Refusals are recorded by the IOMMU before it answers
+    /// Translates `source`'s access to `iova`. The IOMMU records a refusal before it returns
     /// [`DmaFault::Blocked`](crate::DmaFault::Blocked).
     fn translate<M: PhysMem>(
         &mut self,
@@ -84,7 +84,7 @@ pub trait Iommu {
     /// Silent as [`attachment`](Iommu::attachment) is, and past every cache: the tables as they are
     /// now, each entry read once and then used. A malformed entry maps nothing, and neither does
     /// one by which no access would succeed. [`Attachment::Off`] and [`Attachment::PassThrough`]
-    /// have no mappings: the answer is [`Next::None`].
+    /// have no mappings: the result is [`Next::None`].
     ///
     /// Each entry read is charged to `budget` ([`Budget::ENTRY`]). An unspent budget, however
     /// small, advances the search by at least one entry; with a spent one nothing is read. Fails
@@ -102,14 +102,14 @@ pub trait Iommu {
         Ok(Next::None)
     }
 
-    /// Where it keeps account of asynchronous accesses.
+    /// Type of its account of asynchronous accesses.
     type Leases: Leases;
 
     /// The leases in flight. They are all that keeps a host address between two calls: an IOMMU
     /// reaches its tables through memory each time.
     fn leases(&self) -> &Self::Leases;
 
-    /// The same, to begin one or to end it.
+    /// Returns the account, to begin or end a lease.
     fn leases_mut(&mut self) -> &mut Self::Leases;
 }
 

@@ -172,7 +172,7 @@ mod tests {
     }
 
     proptest! {
-        /// Regardless of the previous accesses, the answer is that of memory without a cache.
+        /// Regardless of the previous accesses, the result is that of memory without a cache.
         #[test]
         fn answers_equal_those_of_uncached_memory(
             asked in prop::collection::vec((0..70 * MIB, 0_u64..3 * MIB, any::<bool>()), 1..100)

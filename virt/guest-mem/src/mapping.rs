@@ -30,7 +30,7 @@ pub(crate) const HUGE_PAGE: usize = 2 << 20;
 /// Whether the host may back memory with pages of 2 MiB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HugePages {
-    /// It may, where it has them for shared memory.
+    /// The host may use them, where it has them for shared memory.
     Advise,
     /// Pages of 4 KiB only: for memory whose pages come and go one by one.
     Never,
@@ -50,7 +50,7 @@ impl HugePages {
     }
 }
 
-/// One contiguous run of memory that others may change at any time.
+/// One contiguous run of memory that the guest or another process may change at any time.
 ///
 /// Owners: the holders of an `Arc`. Every access is atomic or opaque to the compiler (see `word`),
 /// so any thread may make it; which thread *should* is up to the device model.
@@ -267,8 +267,8 @@ impl Mapping {
         })
     }
 
-    /// Whether an access found that the file's owner had taken the memory away. It reads as zeroes,
-    /// and whatever has been written since, from then on.
+    /// Returns whether an access found that the file's owner had truncated the memory. From then on
+    /// it reads as zeroes and later writes.
     pub(crate) fn is_lost(&self) -> bool {
         match &self.owner {
             Owner::Foreign { registration, .. } => registration.is_lost(),
@@ -351,7 +351,7 @@ impl Mapping {
         pointer
     }
 
-    /// One load of a word at an aligned offset inside the mapping.
+    /// Loads a word at an aligned offset inside the mapping.
     #[inline]
     pub(crate) fn load<T: Word>(&self, offset: usize, ordering: Ordering) -> T {
         let pointer = self.word_at(offset, size_of::<T>());
@@ -360,7 +360,7 @@ impl Mapping {
         unsafe { T::load(pointer, ordering) }
     }
 
-    /// One store of a word at an aligned offset inside the mapping.
+    /// Stores a word at an aligned offset inside the mapping.
     #[inline]
     pub(crate) fn store<T: Word>(&self, offset: usize, value: T, ordering: Ordering) {
         let pointer = self.word_at(offset, size_of::<T>());

@@ -12,7 +12,7 @@ pub struct Pages {
 }
 
 impl Pages {
-    /// As many as there are bits.
+    /// Most pages of a batch: the number of bits of a mask.
     pub const MAX: usize = 32;
 
     /// These pages, of 4 KiB each; `None` if an address is not a page's, or there are more than

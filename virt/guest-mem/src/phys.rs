@@ -45,8 +45,8 @@ pub trait PhysMem {
     /// for accesses with `intent`. `len` ≥ 1.
     fn host(&self, gpa: Gpa, len: u64, intent: Intent) -> Access<Hva>;
 
-    /// Bytes, at least 1, that are contiguous in host memory from `gpa` on. Memory that does not
-    /// know better answers up to the end of the page.
+    /// Returns the number of bytes, at least 1, that are contiguous in host memory from `gpa` on. A
+    /// conservative implementation returns those up to the end of the page.
     fn run(&self, gpa: Gpa) -> Access<u64> {
         let len = gpa.left_in_page();
         match self.host(gpa, len, Intent::Read) {
@@ -106,7 +106,7 @@ pub struct LastingPiece {
     pub gpa: Gpa,
     /// Length in bytes, at least 1.
     pub len: u64,
-    /// Where it lies in this process.
+    /// Its address in this process.
     pub hva: Hva,
 }
 

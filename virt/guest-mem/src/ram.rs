@@ -70,14 +70,14 @@ pub struct Region {
     pub gpa: Gpa,
     /// Length in bytes, a multiple of 4096.
     pub len: u64,
-    /// Where it is mapped in this process.
+    /// Its address in this process.
     pub hva: Hva,
-    /// Where it starts in the memory file, in bytes.
+    /// Its start in the memory file, in bytes.
     pub fd_offset: u64,
 }
 
 impl Region {
-    /// Where in this region `[gpa, gpa + len)` starts, if all of it lies in there; `len` at
+    /// Returns the offset of `[gpa, gpa + len)` in this region, if all of it lies in it; `len` at
     /// least 1.
     #[inline]
     fn inside(&self, gpa: Gpa, len: u64) -> Option<u64> {
@@ -121,15 +121,15 @@ impl GuestRam {
         Self::with_pages(regions, HugePages::Advise)
     }
 
-    /// The same, with or without huge pages.
+    /// Makes RAM as [`new`](Self::new) does, with or without huge pages.
     pub fn with_pages(regions: &[(Gpa, u64)], huge_pages: HugePages) -> Result<GuestRam, RamError> {
         let (plan, bytes) = layout(regions)?;
         let mapping = Mapping::memfd(c"guest-ram", bytes, huge_pages)?;
         Ok(Self::over(plan, mapping, huge_pages))
     }
 
-    /// The same in anonymous memory: no other process can map it, huge pages need no leave of the
-    /// host's for shared memory, and the host's own swap treats it as any program's.
+    /// Makes RAM in anonymous memory: no other process can map it, huge pages do not depend on the
+    /// host's setting for shared memory, and the host's own swap treats it as any program's.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -139,7 +139,7 @@ impl GuestRam {
         Ok(Self::over(plan, mapping, huge_pages))
     }
 
-    /// The same in heap memory: for tests, which need no system call then and run under Miri.
+    /// Makes RAM in heap memory: for tests, which need no system call then and run under Miri.
     pub fn in_heap(regions: &[(Gpa, u64)]) -> Result<GuestRam, RamError> {
         let (plan, bytes) = layout(regions)?;
         Ok(Self::over(plan, Mapping::heap(bytes), HugePages::Never))
@@ -257,7 +257,7 @@ impl GuestRam {
     }
 }
 
-/// Checks the list, joins regions that touch, and assigns file offsets; answers them (host
+/// Checks the list, joins regions that touch, and assigns file offsets; returns the regions (host
 /// addresses still 0) and the file's size.
 fn layout(regions: &[(Gpa, u64)]) -> Result<(Vec<Region>, usize), RamError> {
     let mut plan: Vec<Region> = Vec::new();

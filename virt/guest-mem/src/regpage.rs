@@ -22,14 +22,14 @@ pub trait RegPage {
     /// stores to memory (descriptors before a queue tail) are visible to later loads.
     fn load32(&self, offset: u16) -> u32;
 
-    /// One 8-byte load with acquire ordering, as [`load32`](RegPage::load32).
+    /// Loads 8 bytes with acquire ordering, as [`load32`](RegPage::load32).
     fn load64(&self, offset: u16) -> u64;
 
-    /// One 4-byte store with release ordering. Pairs with the guest's register load: seeing the
-    /// value, it sees everything written to its memory before.
+    /// Stores 4 bytes with release ordering. Pairs with the guest's register load: if the load sees
+    /// the value, the guest sees all earlier stores to its memory.
     fn store32(&self, offset: u16, value: u32);
 
-    /// One 8-byte store with release ordering, as [`store32`](RegPage::store32).
+    /// Stores 8 bytes with release ordering, as [`store32`](RegPage::store32).
     fn store64(&self, offset: u16, value: u64);
 
     /// Stores `new` if the register holds `current`, and returns its old value: `Ok` if `new` was
@@ -77,8 +77,8 @@ impl RegisterPage {
         }
     }
 
-    /// Where the page is mapped in this process, for a memory slot and for arming. Stays mapped
-    /// while a handle to the page exists.
+    /// Returns the address of the page in this process, for a memory slot and for arming. It stays
+    /// mapped while a handle to the page exists.
     pub fn hva(&self) -> Hva {
         self.page.hva(0)
     }

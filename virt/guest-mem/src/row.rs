@@ -49,7 +49,7 @@ impl<'a, const SIZE: usize> Row<'a, SIZE> {
     }
 }
 
-// In the `unsafe` blocks below: `entry` answers `SIZE` bytes of the window, aligned as their row
+// In the `unsafe` blocks below: `entry` returns `SIZE` bytes of the window, aligned as their row
 // was checked to be; the window keeps them mapped, and nothing in the process makes references into
 // a mapping.
 

@@ -105,7 +105,7 @@ impl SharedFile {
         }
     }
 
-    /// Where the piece starts in the file, in bytes.
+    /// Returns the start of the piece in the file, in bytes.
     pub fn offset(&self) -> u64 {
         self.offset
     }
@@ -129,8 +129,8 @@ impl SharedFile {
         slice.expect("inside the mapping, which is kept")
     }
 
-    /// Where byte `at` is mapped in this process, for the kernel: an address that
-    /// [`keep_alive`](Self::keep_alive) keeps.
+    /// Returns the address of byte `at` in this process, for the kernel: an address that
+    /// [`keep_alive`](Self::keep_alive) keeps mapped.
     pub fn hva(&self, at: usize) -> Hva {
         self.check(at, 0);
         self.mapping.hva(at)

@@ -80,8 +80,8 @@ fn check_last(iova: Iova, len: u64) -> Access<()> {
     Ok(())
 }
 
-/// The first contiguous piece of `len` bytes for which [`PhysMem::host`] has answered `stop`: bytes
-/// that are RAM all of them may yet lie in several places of the host.
+/// Returns the first contiguous piece of `len` bytes for which [`PhysMem::host`] has returned
+/// `stop`: even if all of them are RAM, they may not be contiguous in the host's memory.
 #[cold]
 fn first_piece<M: PhysMem>(
     mem: &M,

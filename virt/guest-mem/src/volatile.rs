@@ -54,7 +54,7 @@ impl<'a> MappedRun<'a> {
         })
     }
 
-    /// Where the `len` bytes at `iova` are, if all of them are in it.
+    /// Returns the `len` bytes at `iova`, if all of them are in the run.
     #[inline(always)]
     pub fn slice(&self, iova: Iova, len: u32) -> Option<VolatileSlice<'a>> {
         // An address before it wraps to an offset beyond any length.
@@ -113,8 +113,8 @@ impl<'a> VolatileSlice<'a> {
         self.len == 0
     }
 
-    /// Where it starts, in this process: for the kernel, or to make it again from the same
-    /// [`KeepAlive`] once the call is over and a lease is held.
+    /// Returns its address in this process: for the kernel, or to make it again from the same
+    /// [`KeepAlive`] after the call, while a lease is held.
     #[inline]
     pub fn hva(&self) -> Hva {
         Hva::new(self.pointer.as_ptr() as u64)

@@ -32,7 +32,7 @@ unsafe impl Sync for WatchWord {}
 impl WatchWord {
     /// `pointer` is a checked word of a window on `memory`.
     pub(crate) fn new(pointer: NonNull<u8>, memory: Arc<Mapping>) -> Self {
-        // Whatever the caller checked: the safety of the load rests on this.
+        // Regardless of the caller's checks: the safety of the load rests on this.
         let hva = crate::Hva::new(pointer.addr().get() as u64);
         let pointer = memory.pointer(hva, 2).expect("the window's memory");
         assert!(pointer.addr().get().is_multiple_of(2), "a word is aligned");

@@ -91,8 +91,8 @@ macro_rules! word_accessors {
 }
 
 impl Window {
-    /// A window on `len` bytes, at least 1, at `hva`, which `gpa` translated to. `mem` must be
-    /// memory of this crate's making; of any other the answer is [`DmaFault::NotRam`].
+    /// Creates a window on `len` bytes, at least 1, at `hva`, to which `gpa` translated. `mem` must
+    /// be memory made by this crate; for any other the result is [`DmaFault::NotRam`].
     pub(crate) fn new<M: PhysMem>(mem: &M, place: Place) -> Access<Self> {
         let Place {
             iova,
@@ -162,7 +162,7 @@ impl Window {
         self.generation = generation;
     }
 
-    /// Where the window starts, as the device names it.
+    /// Returns the start of the window, as the device names it.
     pub fn iova(&self) -> Iova {
         self.iova
     }
@@ -182,7 +182,7 @@ impl Window {
         }
     }
 
-    /// Where it begins: `len` bytes behind that are mapped.
+    /// Returns its start: `len` bytes behind that are mapped.
     #[inline(always)]
     pub(crate) fn start(&self) -> NonNull<u8> {
         self.pointer
@@ -379,7 +379,7 @@ impl Window {
     }
 }
 
-/// Where and how a new [`Window`] points.
+/// Parameters of a new [`Window`].
 pub(crate) struct Place {
     pub(crate) iova: Iova,
     pub(crate) gpa: Gpa,

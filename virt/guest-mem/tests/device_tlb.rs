@@ -415,7 +415,7 @@ fn misses_are_bounded_and_those_beyond_wait_for_the_newest() {
     }
     assert_eq!(sent, MAX_MISSES);
     assert_eq!(tlb.oldest_miss_ns(), Some(5));
-    // Refused, all of them: each waiter is woken, meets the fault, and asks nothing.
+    // All are refused: each waiter is woken, gets the fault, and sends no miss.
     for _ in 0..sent {
         assert!(tlb.answered(false));
     }
@@ -470,7 +470,7 @@ fn a_closed_one_wakes_all_and_refuses_until_it_is_opened() {
         matches!(stop, Err(Stop::Fault(_)))
     };
     assert!(refused(&mut tlb, 0) && refused(&mut tlb, 9));
-    // An answer that comes late is the old one's.
+    // A late answer belongs to the old miss.
     tlb.open();
     assert_eq!(tlb.oldest_miss_ns(), None, "the limit of what was given up");
     assert!(tlb.translate(&ram, DISK, at(0), Perm::Read).is_err());

@@ -309,7 +309,7 @@ impl Naive {
         })
     }
 
-    /// Where `[gpa, gpa + len)` first leaves RAM.
+    /// Returns the first address of `[gpa, gpa + len)` that is not RAM.
     fn first_hole(&mut self, gpa: u64, len: u64) -> Option<u64> {
         (gpa..gpa + len).find(|&at| self.byte(at).is_none())
     }

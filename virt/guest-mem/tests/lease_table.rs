@@ -340,14 +340,14 @@ struct Asked {
 }
 
 impl Asked {
-    /// Whether part of a lease is asked about and is gone: the naive answer.
+    /// Returns whether a part of a lease is rechecked and gone: the naive answer.
     fn revokes(&self, held: &Held) -> bool {
         let is_gone = |page: u64| (page % 2 == 1) == self.odd;
         let pages = held.page.max(self.first)..=(held.page + held.pages - 1).min(self.last);
         self.source.is_none_or(|source| source == held.source) && pages.into_iter().any(is_gone)
     }
 
-    /// As a walk does it: page by page.
+    /// Checks a lease as a walk does: page by page.
     fn walk(&self, lease: &LeaseRecord, part: &mut Part, budget: &mut Budget) -> bool {
         while part.at < part.end && !budget.is_spent() {
             let page = (lease.iova.raw() + u64::from(part.at)) / PAGE;

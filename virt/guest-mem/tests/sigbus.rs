@@ -275,7 +275,7 @@ fn previous_handler_is_called_and_ignored_stays_ignored() {
     assert_eq!(child("child_raise_after_ignore").code(), Some(0));
 }
 
-/// In a child, because other tests want mappings meanwhile.
+/// Runs in a child, because other tests need mappings meanwhile.
 #[test]
 fn full_registry_is_an_error_and_empties() {
     assert_eq!(child("child_fills_the_registry").code(), Some(0));

@@ -37,7 +37,7 @@ struct Looking {
 }
 
 impl Check {
-    /// Of these pages, first and last.
+    /// Creates a check of the pages `first..=last`.
     pub(super) fn of(first: u64, last: u64, at_once: bool) -> Self {
         Self {
             told: (first, last),

@@ -275,7 +275,7 @@ impl<C: Caller> Shadow<C> {
         if may_go {
             let stale = self.book.some_stale(usize::MAX);
             self.tear_down_stale(stale);
-            // It is in use, so it is there.
+            // It is in use, so it is present.
             if let Ok(memory) = memory_of(&mapping, mem) {
                 let id = self.ask_to_map(mapping, memory, true);
                 if let Some(task) = self.tasks.front_mut() {
@@ -324,8 +324,8 @@ fn memory_of<M: PhysMem>(mapping: &Mapping, mem: &M) -> MemAccess<Pinned> {
     Pinned::ask(mem, gpa, len, intent)
 }
 
-/// Of `pages` pages from `first` on, those that lie in one of the sorted `runs` (first page, pages)
-/// or in none: how many are alike, and whether they do.
+/// Returns the number of the `pages` pages from `first` on that lie alike in one of the sorted
+/// `runs` (first page, pages) or in none, and whether they lie in one.
 fn part(runs: &[(u64, u64)], first: u64, pages: u64) -> (u64, bool) {
     let behind = runs.partition_point(|(at, _)| *at <= first);
     let inside = behind.checked_sub(1).map(|at| runs[at]);

@@ -86,7 +86,7 @@ pub struct Limits {
 /// Memory that the device reaches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// Nothing.
+    /// No memory.
     Nothing,
     /// All of RAM.
     All,
@@ -497,7 +497,7 @@ impl<C: Caller> Shadow<C> {
         }
     }
 
-    /// When it must be polled again although nothing has come, ns.
+    /// Returns the time of the next poll that is due without an event, in ns.
     pub fn deadline(&self) -> Option<u64> {
         if self.state != State::Open {
             return None;
@@ -507,7 +507,7 @@ impl<C: Caller> Shadow<C> {
         expiry.into_iter().chain(self.call_limit()).min()
     }
 
-    /// Readable when a call is over.
+    /// Returns a descriptor that is readable when a call has returned.
     pub fn wake_fd(&self) -> Option<RawFd> {
         self.caller.wake_fd()
     }
@@ -641,7 +641,7 @@ impl<C: Caller> Shadow<C> {
         Mode::All
     }
 
-    /// A task is over: its invalidations complete.
+    /// Finishes a task: its invalidations complete.
     fn finish<E>(&mut self, task: Task, out: &mut Effects<E>) {
         for first in task.kept {
             if self.book.count_stale(first) {
@@ -660,7 +660,7 @@ impl<C: Caller> Shadow<C> {
         }
     }
 
-    /// Whether a call is over.
+    /// Returns whether a call has returned.
     fn is_over(&self, until: Option<CallId>) -> bool {
         match (until, self.calls.front()) {
             (Some(until), Some(front)) => front.id > until,
@@ -685,7 +685,7 @@ impl<C: Caller> Shadow<C> {
     /// Takes calls that are over.
     fn take_done<M: PhysMem>(&mut self, mem: &M) -> Progress {
         let mut progress = Progress::Idle;
-        // As many as were asked for.
+        // Up to the number of calls under way.
         while !self.calls.is_empty()
             && let Some(done) = self.caller.take()
         {

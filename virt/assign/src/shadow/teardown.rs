@@ -79,7 +79,8 @@ impl<C: Caller> Shadow<C> {
         task.kept.push(mapping.first);
     }
 
-    /// Takes stale mappings out of the book, with the time since when a guest believes them gone.
+    /// Takes stale mappings out of the book, with the time since which they are unmapped for the
+    /// guest.
     fn take_stale(&mut self, firsts: Vec<u64>) -> Vec<(Mapping, Option<u64>)> {
         let taken = firsts
             .into_iter()

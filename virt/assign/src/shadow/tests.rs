@@ -357,7 +357,7 @@ impl World {
         progress != Progress::Idle
     }
 
-    /// Whatever the device reaches is in use.
+    /// Asserts that all pages that the device reaches are in use.
     fn check_reach(&self) {
         let reached = self.kernel.reached();
         let gpas: BTreeSet<u64> = reached.values().map(|(gpa, _)| *gpa).collect();
@@ -386,7 +386,7 @@ impl World {
         panic!("what is held is never released");
     }
 
-    /// Nothing is under way any more.
+    /// Polls until nothing is under way any more.
     fn settle(&mut self) {
         loop {
             self.kernel.make(usize::MAX);

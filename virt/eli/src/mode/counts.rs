@@ -7,7 +7,7 @@ pub struct Counts {
     pub entries_direct: u64,
     /// Interrupts that were acknowledged for the guest, and requested virtually.
     pub caught: u64,
-    /// Of 8259s.
+    /// Those of 8259s.
     pub caught_external: u64,
     /// The host's own.
     pub hosts: u64,

@@ -77,7 +77,7 @@ impl Core {
         let code = u32::from(vector) << 3 | event::CODE_IDT;
         let guest = |vector| Reflection::Guest(Event::exception(vector, Some(code)));
         if !self.engaged {
-            // Through the guest's own table: whatever it met there is right.
+            // Through the guest's own table: its result there is right.
             return guest(fault.fault.vector);
         }
         // In the processor's order: limit, type, privilege, presence.

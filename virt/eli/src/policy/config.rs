@@ -43,7 +43,7 @@ pub struct Function {
     pub number: u16,
     /// Its base addresses.
     pub bars: [Bar; BARS],
-    /// Where the capability of MSI-X is, if there is one.
+    /// Offset of the MSI-X capability, if there is one.
     pub msix: Option<u8>,
     /// That of power management.
     pub power: Option<u8>,
@@ -102,8 +102,8 @@ struct Mask {
 }
 
 impl Config {
-    /// With an assigned function, if there is one, and bridges that are shown; more than [`SHOWN`]
-    /// are not.
+    /// Creates the policy with an assigned function, if there is one, and the visible bridges;
+    /// those beyond [`SHOWN`] are hidden.
     #[must_use]
     pub fn new(function: Option<Function>, bridges: impl IntoIterator<Item = u16>) -> Self {
         let mut shown = [None; SHOWN];

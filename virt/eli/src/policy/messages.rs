@@ -1,16 +1,16 @@
 //! Interrupts from outside of the processor: a device's messages, and the I/O APIC's entries.
 //!
 //! The guest may choose the vector, whether it is masked, which of its processors, and for a pin
-//! its trigger and polarity. The hardware's entry is *made* of that: one processor of the guest's,
-//! by its identifier, fixed; a message is an edge. Where the guest names several processors it is
-//! the first of them, as if it had asked for the lowest priority. No other bit of the guest's
-//! reaches the hardware, so none has to be compared.
+//! its trigger and polarity. The hardware's entry is *composed* from these: one processor of the
+//! guest's, by its identifier, fixed; a message is an edge. If the guest names several processors,
+//! the first of them is used, as for the lowest priority. No other bit of the guest's reaches the
+//! hardware, so none has to be checked.
 
 use super::{EXT_INT, FIXED, LOWEST_PRIORITY, Processors, Why, delivery_mode};
 use crate::Vector;
 use crate::gate::FIRST_INTERRUPT;
 
-/// Where interrupts are written to.
+/// Address to which interrupts are written.
 const INTERRUPTS: u64 = 0xfee0_0000;
 
 /// An interrupt message, as a device sends it.
@@ -33,8 +33,8 @@ impl Message {
     }
 }
 
-/// The guest's vector of a message, and the number of the processor that gets it, if it is a fixed
-/// one to one of the guest's.
+/// Returns the guest's vector of a message, and the number of the processor that receives it, if it
+/// is a fixed interrupt for one of the guest's.
 ///
 /// # Errors
 /// It is no interrupt message, or for another processor, of another kind, or has an exception's

@@ -155,8 +155,8 @@ pub enum Command {
 
 /// A write to the interrupt command register of the guest's processor `own`, an x2APIC.
 ///
-/// Only the guest's processors are meant by whatever destination. Its first processor takes no
-/// INIT: it would not wait for a start-up.
+/// Any destination means the guest's processors only. Its first processor takes no INIT: it would
+/// not wait for a start-up.
 #[must_use]
 pub fn command(value: u64, own: usize, guests: &Processors) -> Command {
     const LOGICAL: u64 = 1 << 11;

@@ -126,7 +126,7 @@ pub enum Access {
 /// Effect of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// It is made; a write with this value.
+    /// The access is made; a write with this value.
     Through(u32),
     /// The guest reads this, or its write is dropped.
     Nothing(u32),
@@ -137,8 +137,8 @@ pub enum Answer {
 }
 
 impl Ports {
-    /// With firmware's blocks. One that does not fit below 64 Ki, or covers a port of [`FIXED`], is
-    /// left out.
+    /// Creates the policy with firmware's blocks. A block that does not fit below 64 Ki, or covers
+    /// a port of [`FIXED`], is left out.
     #[must_use]
     pub fn new(firmware: &Firmware) -> Self {
         let Firmware {

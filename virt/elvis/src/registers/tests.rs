@@ -17,7 +17,7 @@ impl Driver {
         u64::from_le_bytes(value)
     }
 
-    /// As Linux does (drivers/virtio/virtio_pci_modern.c).
+    /// Negotiates as Linux does (drivers/virtio/virtio_pci_modern.c).
     fn negotiate(&mut self, features: u64) -> bool {
         self.write(DEVICE_STATUS, 1, 0);
         assert_eq!(self.read(DEVICE_STATUS, 1), 0);

@@ -20,7 +20,7 @@ const LOOKS: usize = 8;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
     pub(super) range: IovaRange,
-    /// Where the first address goes; the last one does not overflow.
+    /// Translation of the first address; that of the last one does not overflow.
     pub(super) gpa: Gpa,
     pub(super) rights: Rights,
 }
@@ -37,7 +37,7 @@ impl Entry {
         }
     }
 
-    /// Where `iova`, inside it, goes.
+    /// Returns the translation of `iova`, which is inside it.
     fn at(&self, iova: Iova) -> Gpa {
         let inside = iova.raw() - self.range.first().raw();
         self.gpa.checked_add(inside).expect("checked when inserted")
@@ -104,7 +104,7 @@ impl Intervals {
         Some(interval.entry(first))
     }
 
-    /// As [`find`](Self::find), leaving no trace.
+    /// As [`find`](Self::find), without an effect on eviction.
     pub(super) fn peek(&self, iova: Iova) -> Option<Entry> {
         let (&first, interval) = self.map.range(..=iova.raw()).next_back()?;
         (interval.last >= iova.raw()).then(|| interval.entry(first))

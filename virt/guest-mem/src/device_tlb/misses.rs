@@ -82,7 +82,7 @@ impl Misses {
             let mut waited_for = self.granted.iter().chain(&self.queue).rev();
             return match waited_for.find(|asked| !asked.is_ended) {
                 Some(asked) => Stop::Pending(asked.ticket),
-                // Updates have come for all, and the answers that they are owed have not.
+                // Updates have arrived for all, but not the answers.
                 None => DmaFault::Blocked { iova }.into(),
             };
         }
@@ -113,14 +113,14 @@ impl Misses {
         Some(asked.miss)
     }
 
-    /// When the oldest that is not answered was sent.
+    /// Returns the time at which the oldest unanswered miss was sent, in ns.
     pub(super) fn oldest_ns(&self) -> Option<u64> {
         let mut sent = self.queue.iter().take(self.sent);
         let asked = sent.find(|asked| !asked.is_given_up)?;
         Some(asked.since_ns)
     }
 
-    /// The oldest one sent has been answered; false: there is none.
+    /// Records the answer to the oldest miss sent; returns false if there is none.
     pub(super) fn answered(&mut self, is_granted: bool) -> bool {
         let Some(asked) = (self.sent != 0).then(|| self.queue.pop_front()).flatten() else {
             return false;

@@ -92,7 +92,7 @@ pub trait Leases {
     fn in_use(&self, pages: &Pages) -> u32;
 }
 
-/// Names one lease in flight: the slot's number in bits 15:0, and how often the slot has changed
+/// Name of one lease in flight: the slot's number in bits 15:0, and how often the slot has changed
 /// hands in 31:16. That is odd for a lease in flight; a free slot holds the even one that comes
 /// before its next lease's. So one comparison distinguishes a live name from an ended one.
 /// (Additions, and no bit to set: the compiler would make a store of one byte of it, and the load
@@ -103,7 +103,7 @@ pub struct LeaseId(pub(crate) u32);
 impl LeaseId {
     const TURN: u32 = 1 << 16;
 
-    /// Of every lease that is only counted ([`DirectMap`](crate::DirectMap)).
+    /// Name of every lease that is only counted ([`DirectMap`](crate::DirectMap)).
     pub(crate) const COUNTED: Self = Self(Self::TURN);
 
     /// Creates the initial value of slot `number`, which was never used.
@@ -120,8 +120,8 @@ impl LeaseId {
         self.0 as u16
     }
 
-    /// Of the lease that begins in this free slot, or of this lease's slot when it has ended. After
-    /// 2^15 leases the names begin anew.
+    /// Returns the name of the lease that begins in this free slot, or the value of this lease's
+    /// slot when it has ended. After 2^15 leases the names begin anew.
     #[inline]
     fn next(self) -> Self {
         Self(self.0.wrapping_add(Self::TURN))
@@ -156,7 +156,7 @@ impl LeaseRecord {
 /// A lease in flight, or a place for one. All zeroes: never used.
 #[derive(Clone, Copy, Debug, FromZeros)]
 struct Slot {
-    /// Of the last lease that used the slot, as in [`LeaseRecord`].
+    /// Address of the last lease that used the slot, as in [`LeaseRecord`]; likewise the next four.
     iova: u64,
     gpa: u64,
     len: u32,
@@ -164,9 +164,9 @@ struct Slot {
     is_write: bool,
     /// Flags of a lease in flight, such as [`STALE`]; zero for most leases.
     notes: u8,
-    /// Of the lease in flight, or of none: see [`LeaseId`].
+    /// Name of the lease in flight, or of none: see [`LeaseId`].
     id: u32,
-    /// In the list of the free slots.
+    /// Next slot in the list of free slots.
     next: u16,
     is_young: bool,
 }

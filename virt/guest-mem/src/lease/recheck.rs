@@ -1,5 +1,4 @@
-//! Which leases an invalidation concerns, and whether they still hold: in pieces, as a caller's
-//! budget lasts.
+//! Recheck of the leases that an invalidation concerns, in pieces, as a caller's budget lasts.
 //!
 //! [`LeaseTable::begin_recheck`] sets the range, [`LeaseTable::recheck`] checks as much of it as
 //! the budget allows and resumes next time where it stopped, in the middle of a lease if need be.
@@ -92,7 +91,7 @@ pub(super) struct Index {
     visits: u64,
 }
 
-/// Where a slot is in the index.
+/// Links of a slot in the index.
 #[derive(Clone, Copy, Debug, Default)]
 struct Links {
     next: u16,
@@ -114,7 +113,7 @@ enum Cursor {
     List(usize, u64, u16),
 }
 
-/// Which list is a bucket's.
+/// Returns the number of a bucket's list.
 fn head_of(source: SourceId, bucket: u64) -> usize {
     // A multiplicative hash (2^64 divided by the golden ratio): its high bits depend on all of the
     // key's.

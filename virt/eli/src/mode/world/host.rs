@@ -84,7 +84,7 @@ impl World {
 
     pub(super) fn enter(&mut self) -> Checked {
         self.let_in()?;
-        // Nothing of the guest's keeps one out, whatever made it exit.
+        // No state of the guest's keeps one out, for any kind of exit.
         ensure(self.hosts_raised.is_empty(), || {
             format!("{:x?} waits for the guest", self.hosts_raised)
         })?;

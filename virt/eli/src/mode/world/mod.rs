@@ -239,7 +239,7 @@ impl World {
 
     // The ledger.
 
-    /// Whose a vector of the local APIC's is, if it is the host's.
+    /// Returns the host's source of a vector at the local APIC, if it is the host's.
     fn host_of(&self, real: Vector) -> Option<Source> {
         let own = HOSTS.into_iter().find(|own| own.0 == real)?;
         Some(own.1)
@@ -332,7 +332,7 @@ impl World {
 
     // The guest.
 
-    /// One thing happens.
+    /// Runs one event.
     pub(super) fn event(&mut self, phase: Phase) -> Checked {
         self.events += 1;
         let often = match phase {
