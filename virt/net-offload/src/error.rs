@@ -20,16 +20,17 @@ pub enum HeaderError {
     /// An offload that the sender has not negotiated, or a type that does not exist.
     #[error("segmentation of type {:#x}, which was not negotiated", .0.0)]
     NotNegotiated(GsoType),
-    /// To be segmented, with `gso_size` 0.
+    /// A frame to be segmented, with `gso_size` 0.
     #[error("segments of 0 bytes")]
     SegmentSize,
-    /// To be segmented, with a checksum that is not partial, or not that of the transport header.
+    /// A frame to be segmented, with a checksum that is not partial, or not that of the transport
+    /// header.
     #[error("the checksum of a frame to be segmented is not its transport's")]
     SegmentChecksum,
     /// The frame is of another protocol than the type of segmentation.
     #[error("the frame's protocol is not the one to be segmented")]
     Protocol,
-    /// To be segmented, and an IP fragment.
+    /// An IP fragment to be segmented.
     #[error("a fragment cannot be segmented")]
     Fragment,
     /// A length in the IP or UDP header is not the frame's.

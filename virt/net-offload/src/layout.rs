@@ -51,7 +51,7 @@ pub(crate) enum Transport {
     Udp,
 }
 
-/// Where the headers of a frame are, as offsets from its start.
+/// Positions of the headers of a frame, as offsets from its start.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Layout {
     pub ip: Ip,

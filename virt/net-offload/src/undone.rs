@@ -63,7 +63,7 @@ impl PartialChecksum {
         self.start
     }
 
-    /// Where in the frame the two bytes of the checksum are, high byte first.
+    /// Returns the position in the frame of the two bytes of the checksum, high byte first.
     pub fn position(self) -> usize {
         self.start + self.offset
     }

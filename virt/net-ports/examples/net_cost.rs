@@ -73,7 +73,7 @@ fn warm_up(net: &mut Net, direct: &mut DirectMap, ram: &ForeignRam) {
     let _ = black_box(net.visit(&mut view, &mut Quiet, &mut Visit::new(1, BUDGET)));
 }
 
-/// Where a queue's buffer begins; its frame begins on a cache line.
+/// Returns the start of a queue's buffer; its frame begins on a cache line.
 fn buffer(queue: u16, nth: u64) -> u64 {
     0x10_0000 * (1 + u64::from(queue)) + nth % u64::from(SIZE) * STRIDE + 52
 }
@@ -105,8 +105,7 @@ impl World {
             "packed" => feature::RING_PACKED,
             other => return Err(format!("no layout {other}").into()),
         };
-        // As the client of `bench/net` has it: no interrupts wanted by index, no offloads,
-        // mergeable.
+        // As the client of `bench/net`: no EVENT_IDX, no offloads, mergeable buffers.
         let features = net.features() & !(feature::RING_PACKED | feature::IN_ORDER) | packed;
         let keep: KeepAlive = ram.keep_alive();
         net.begin(features, keep)?;

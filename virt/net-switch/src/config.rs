@@ -94,7 +94,7 @@ impl std::fmt::Debug for VidSet {
 /// VLANs of a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VlanMode {
-    /// One, whose frames have no tag here.
+    /// One VLAN, whose frames have no tag here.
     Access(Vid),
     /// Several, whose frames have tags here, but for those of the native one.
     Trunk {
@@ -126,9 +126,9 @@ impl VlanMode {
 /// Most frames from a port that are flooded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FloodLimits {
-    /// To groups: broadcast and multicast.
+    /// Rate of frames to groups: broadcast and multicast.
     pub group: Rate,
-    /// To addresses that are not known.
+    /// Rate of frames to unknown addresses.
     pub unknown: Rate,
 }
 

@@ -1,8 +1,8 @@
 //! An Ethernet switch, as decisions alone (IEEE 802.1Q-2018, the parts named below): which ports a
 //! frame goes to, and with which VLAN tag.
 //!
-//! It sees the first 18 bytes of a frame and a clock, knows no memory, queue or system call, and is
-//! owned by one thread:
+//! It reads the first 18 bytes of a frame and a clock, uses no memory of guests, queue or system
+//! call, and is owned by one thread:
 //! ```text
 //! frame's head, port, time ─ forward ─▶ Forward { ports, one Retag for each } │ DropReason, counted for the port
 //! ```

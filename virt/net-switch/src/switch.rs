@@ -65,7 +65,7 @@ impl std::error::Error for SwitchError {}
 pub struct PortCounters {
     /// Taken from it and sent on.
     pub forwarded: u64,
-    /// Of those, flooded.
+    /// Forwarded frames that were flooded.
     pub flooded: u64,
     dropped: [u64; REASONS],
 }
@@ -86,7 +86,7 @@ pub struct Retag {
     pub inserts: Option<[u8; 4]>,
 }
 
-/// Where a frame goes.
+/// Forwarding decision about a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Forward {
     /// Ports that get it.
@@ -259,9 +259,9 @@ impl Switch {
         decided
     }
 
-    /// Whether a frame with the same head as the one before it, which came from the same port at
-    /// the same time, goes the same way; it is counted then. Otherwise it is to be decided about as
-    /// any other.
+    /// Returns whether a frame with the same head as the one before it, from the same port at the
+    /// same time, is forwarded likewise; it is counted then. Otherwise it needs a decision as any
+    /// other.
     #[inline]
     pub fn forward_again(&mut self, from: PortId, last: &Forward) -> bool {
         let port = self.ports.get_mut(from.index()).and_then(Option::as_mut);

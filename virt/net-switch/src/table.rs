@@ -103,7 +103,7 @@ impl Table {
         self.link(at, now_ns);
     }
 
-    /// Where a station is, if it has been seen lately.
+    /// Returns the port of a station, if it has been seen lately.
     pub fn find(&self, station: Station, now_ns: u64) -> Option<PortId> {
         let at = self.node(station)?;
         self.is_fresh(at, now_ns).then(|| self.port(at))

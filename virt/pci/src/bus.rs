@@ -38,7 +38,7 @@ pub struct Windows {
 /// large ones are.
 const LARGE: u64 = 64 << 20;
 
-/// A BAR that wants an address.
+/// A BAR that needs an address.
 #[derive(Clone, Copy)]
 struct Bar {
     slot: usize,
@@ -123,7 +123,7 @@ pub enum PciError {
 /// The bus. See the module's head.
 pub struct PciBus {
     slots: RwLock<[Slot; SLOTS]>,
-    /// Ranges that answer now. Written on configuration writes, read on BAR accesses.
+    /// Ranges that are decoded now. Written on configuration writes, read on BAR accesses.
     decoded: RwLock<Vec<Decoded>>,
 }
 
@@ -189,7 +189,7 @@ impl PciBus {
     }
 
     /// Gives every BAR an address in one of `windows`, naturally aligned, by writing it as firmware
-    /// would. Decoding stays off. The functions' owners must already answer.
+    /// would. Decoding stays off. The functions' owners must already serve accesses.
     ///
     /// # Errors
     /// A BAR finds no room: 64-bit ones in either window, others below 4 GiB. No BAR has been
@@ -396,11 +396,11 @@ impl BusDevice for ConfigPorts {
     }
 }
 
-/// One of the PCI memory windows: BARs wherever in it the guest has put them.
+/// One of the PCI memory windows, with the BARs that the guest has put there.
 pub struct PciWindow {
     /// The bus.
     pub bus: Arc<PciBus>,
-    /// Where the window begins.
+    /// Start of the window.
     pub base: u64,
 }
 

@@ -38,7 +38,7 @@ const STATUS_INTERRUPT: u8 = 1 << 3;
 /// MSI-X message control bits a guest may change: enable (15) and function mask (14).
 const MSIX_CONTROL_WRITABLE: u16 = 0xc000;
 
-/// Error of a capability that cannot be where its caller wants it.
+/// Error of a capability that does not fit at the requested offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no room for capability {id:#x} of {len} bytes at {at:#x}")]
 pub struct NoRoom {

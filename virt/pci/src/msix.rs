@@ -14,7 +14,7 @@ pub const ENTRY_SIZE: u64 = 16;
 /// Mask bit of an entry's vector control word.
 const MASKED: u32 = 1;
 
-/// Where a function's table and pending bits lie: the content of its capability.
+/// Positions of a function's table and pending bits: the content of its capability.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MsixPlace {
     /// Number of vectors, 1 to 2048.

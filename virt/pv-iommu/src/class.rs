@@ -49,7 +49,7 @@ pub enum Tag {
 #[derive(Clone, Debug)]
 struct Taken {
     token: Token,
-    /// Its tail: four bytes, however the driver has cut them.
+    /// Its tail: four bytes, in any number of segments.
     tail: ArrayVec<Segment, { TAIL_LEN as usize }>,
     /// Bytes written to the chain, once the tail is written.
     len: u32,
@@ -72,7 +72,7 @@ pub struct IommuClass {
     /// Requests that the unit has, by slot.
     asked: Vec<Option<Taken>>,
     free: Vec<u32>,
-    /// Those that it has answered.
+    /// Requests that the unit has answered.
     ended: VecDeque<Taken>,
     refusals: VecDeque<RefusedAccess>,
     lost_refusals: u64,
@@ -238,7 +238,7 @@ impl IommuClass {
             known => known.err(),
         };
         let mut reply = [0; (PROBE_SIZE + TAIL_LEN) as usize];
-        // Where no list fits, the tail is all there is, wherever the driver looks for it.
+        // If no list fits, there is only the tail, wherever the driver expects it.
         let len = if has_room {
             reply.len()
         } else {

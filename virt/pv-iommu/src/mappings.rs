@@ -14,7 +14,7 @@ pub struct Mapping {
     pub first: u64,
     /// Last address.
     pub last: u64,
-    /// Where the first address leads.
+    /// Translation of the first address.
     pub phys: u64,
     /// Devices may read.
     pub can_read: bool,
@@ -29,7 +29,7 @@ impl Mapping {
         (self.first..=self.last).contains(&at)
     }
 
-    /// Where an address that it has leads.
+    /// Returns the translation of an address in it.
     #[inline]
     pub fn to_phys(&self, at: u64) -> u64 {
         self.phys + (at - self.first)

@@ -56,12 +56,12 @@ const NONE: u64 = u64::MAX;
 /// the owner's thread, which requests and gives back, and the helper.
 #[derive(Debug)]
 pub struct Windows {
-    /// Asked for, ever. Written by the owner.
+    /// Windows that were ever requested. Written by the owner.
     asked: Bits,
     /// The guest has given back a page of it, or it is not wholly RAM: not to be populated. Written
     /// by the owner.
     given_back: Bits,
-    /// The one that the helper populates, or [`NONE`].
+    /// The window that the helper populates, or [`NONE`].
     at: AtomicU64,
     /// Windows populated. Written by the helper.
     populated: AtomicU64,
@@ -72,7 +72,7 @@ pub struct Windows {
 }
 
 impl Windows {
-    /// Of RAM in these pieces: address and bytes.
+    /// Creates the windows of RAM in these pieces, each an address and a length in bytes.
     pub fn new(ram: impl Iterator<Item = (Gpa, u64)> + Clone) -> Self {
         let ends = ram.clone().map(|(gpa, len)| gpa.raw().saturating_add(len));
         let count = ends.max().unwrap_or(0) / WINDOW;
@@ -96,7 +96,8 @@ impl Windows {
         }
     }
 
-    /// Devices are about to reach `[gpa, gpa + len)`. Does not wait. Owner's thread.
+    /// Requests the windows of `[gpa, gpa + len)`, which devices are about to reach. Does not wait.
+    /// Owner's thread.
     pub fn ask(&self, gpa: Gpa, len: u64) {
         let first = gpa.raw() / WINDOW;
         let last = gpa.raw().saturating_add(len).saturating_add(REFILL) / WINDOW;
@@ -110,8 +111,9 @@ impl Windows {
         }
     }
 
-    /// The guest has given back `[gpa, gpa + len)`, which lies in one window: whether it may be
-    /// discarded. If not, the helper is at it right now, and it stays in memory. Owner's thread.
+    /// Records that the guest has given back `[gpa, gpa + len)`, which lies in one window. Returns
+    /// whether it may be discarded: if not, the helper is at the window right now, and the pages
+    /// stay in memory. Owner's thread.
     #[must_use]
     pub fn give_back(&self, gpa: Gpa, len: u64) -> bool {
         let window = gpa.raw() / WINDOW;
@@ -137,7 +139,7 @@ impl Windows {
         self.kept.load(Ordering::Relaxed)
     }
 
-    /// A window that was asked for, was not given back and is not `done`, which it is from now on.
+    /// Returns a window that was requested, was not given back and is not `done`; marks it as done.
     fn next(&self, done: &mut [u64]) -> Option<u64> {
         let words = self.asked.0.iter().zip(&self.given_back.0).zip(done);
         for (at, ((asked, given_back), done)) in (0..).zip(words) {
@@ -366,8 +368,8 @@ mod tests {
         assert_eq!((windows.populated(), windows.kept()), (1, 2));
     }
 
-    /// Pages as a host has them: one that was discarded does not come back, whatever the threads do
-    /// meanwhile.
+    /// Pages as a host has them: one that was discarded does not come back, under any interleaving
+    /// of the threads.
     #[test]
     fn no_page_that_was_discarded_comes_back() {
         const ROUNDS: u64 = 400;

@@ -31,7 +31,7 @@ pub const PHYS_LAST: u64 = (1 << 52) - 1;
 pub const DOMAIN_LAST: u32 = u16::MAX as u32;
 /// Bytes of an endpoint's properties.
 pub const PROBE_SIZE: u32 = 64;
-/// Where interrupt messages are written to, which is no memory.
+/// Addresses to which interrupt messages are written, which are no memory.
 pub const MSI_WINDOW: RangeInclusive<u64> = 0xfee0_0000..=0xfeef_ffff;
 
 /// Bytes of the configuration space.
@@ -58,7 +58,7 @@ pub enum Status {
     Range = 5,
     /// No such domain, or no such endpoint.
     NoEnt = 6,
-    /// As many domains or mappings as the host allows.
+    /// The host's limit on domains or mappings is reached.
     NoMem = 8,
 }
 
@@ -91,14 +91,14 @@ pub enum Request {
         first: u64,
         /// Last address.
         last: u64,
-        /// Where the first one leads.
+        /// Translation of the first address.
         phys: u64,
         /// [`MAP_READ`], [`MAP_WRITE`], [`MAP_MMIO`], and bits that mean nothing.
         flags: u32,
     },
     /// Removes the mappings in `first..=last`.
     Unmap {
-        /// Of which domain.
+        /// The domain.
         domain: u32,
         /// First address.
         first: u64,

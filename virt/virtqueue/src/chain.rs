@@ -68,7 +68,7 @@ pub enum Violation {
     AvailTooFar {
         /// Index read.
         idx: u16,
-        /// Where we are.
+        /// Index of the next available entry.
         next_avail: u16,
     },
     /// A descriptor index outside the table.
@@ -103,9 +103,9 @@ pub enum Violation {
     /// Not the driver's doing: a request that the back end can neither end nor cancel holds the
     /// guest's memory.
     NotCancellable,
-    /// Not the driver's doing: the IOMMU that translates for the device does not answer.
+    /// Not caused by the driver: the IOMMU that translates for the device does not answer.
     MissUnanswered,
-    /// Not the driver's doing: an invalidation could not be answered, because requests hold the
+    /// Not caused by the driver: an invalidation could not be answered, because requests hold the
     /// memory that it covers.
     NotReleased,
     /// Not caused by the driver: the process that is the device's model has ended, or has given an
@@ -241,9 +241,9 @@ impl Sum {
         })
     }
 
-    /// Checks and appends descriptors of a table of `size`, linked by `next`, from `first` on;
-    /// answers the indirect descriptor that they end in, which they may only if `may_end`. `fetch`
-    /// answers a descriptor's words.
+    /// Checks and appends descriptors of a table of `size`, linked by `next`, from `first` on.
+    /// Returns the indirect descriptor in which they end, which is permitted only if `may_end`.
+    /// `fetch` returns a descriptor's words.
     ///
     /// # Errors
     /// The driver's mistake, or that of `fetch`.

@@ -92,7 +92,7 @@ impl<P: RegPage + Send + Sync> Registers for MappedRegisters<P> {
     }
 }
 
-/// One domain's way into the queue of its unit.
+/// Invalidator of one domain, over the queue of its unit.
 pub struct DomainInvalidator<R, M, C> {
     queue: Arc<InvalidationQueue<R, M, C>>,
     did: u16,
@@ -146,8 +146,8 @@ impl<R: Registers, M: PhysMem + Send + Sync, C: Clock> Invalidator for DomainInv
         self.queue.wait(ticket)
     }
 
-    /// Cores meet while the unit works: a batch for all of them needs one wait descriptor, one tail
-    /// and one lock.
+    /// Cores combine their invalidations while the unit works: a batch for all of them needs one
+    /// wait descriptor, one tail and one lock.
     fn is_idle(&self) -> bool {
         self.queue.is_idle()
     }

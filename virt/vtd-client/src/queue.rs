@@ -1,4 +1,4 @@
-//! One unit's queue: space, tickets, completion, errors.
+//! Invalidation queue of one unit: space, tickets, completion, errors.
 //!
 //! Tickets count up from 1. Ticket *t* has status word *t* mod W, where W, half of the queue's
 //! descriptors, is also the most batches in flight (a batch has at least two descriptors). *t* is
@@ -26,8 +26,8 @@ use crate::encode::{BATCH, Encoder};
 /// Time between two reads of the fault status register while a batch is awaited, in nanoseconds.
 pub const CHECK_NS: u64 = 2_000;
 
-/// As the status of [`InvalidateError::Stopped`]: queue or status words are not in memory any more.
-/// No bit of FSTS.
+/// Status of [`InvalidateError::Stopped`] if queue or status words are not in memory any more. No
+/// bit of FSTS.
 pub const MEMORY_LOST: u64 = 1 << 32;
 
 /// FSTS bits that stop the queue.

@@ -252,7 +252,7 @@ fn a_full_queue_is_waited_for() {
     assert!(machine.owner().unit.stats().waits > 200);
     assert!(!invalidator.poll(tickets[299]).unwrap());
     invalidator.wait(tickets[299]).unwrap();
-    // In whatever order they are asked for, and again.
+    // In any order, and repeatedly.
     for ticket in tickets.iter().rev().chain(&tickets) {
         assert!(invalidator.poll(*ticket).unwrap());
     }
@@ -308,7 +308,7 @@ fn a_stopped_queue_fails_what_is_in_flight_and_starts_again() {
         let iova = mapping.iova();
         world.access(iova).unwrap();
         machine.is_prompt.store(false, Ordering::Relaxed);
-        // The unit is asleep: the batch written next meets a reserved type, wherever it lies.
+        // The unit is asleep: the batch written next gets a reserved type, wherever it lies.
         let early = world
             .mapper
             .invalidator()

@@ -1,5 +1,6 @@
-//! Second-level entries are known twice: where a driver writes such tables (`dma-map`, as words)
-//! and where a unit walks them (`vtd`, by field), which do not know each other. Here they meet.
+//! Second-level entries are implemented twice, independently: by the driver that writes such tables
+//! (`dma-map`, as words) and by the unit that walks them (`vtd`, by field). Here the two are
+//! compared.
 
 use address::PhysAddr;
 use dma_map::table::{Entry, Format, VtdSecondLevel};

@@ -1,4 +1,4 @@
-//! A store that meets the protected page, with a thread of this process as the vCPU.
+//! A store to the protected page, with a thread of this process as the vCPU.
 
 use guest_mem::{Gpa, GuestRam, RegPage, RegisterPage, SlotMapping};
 use vtd::spec::registers::IQT;

@@ -86,7 +86,7 @@ pub struct Scope {
 }
 
 impl DmarConfig {
-    /// One unit at `base` that covers every PCI function of segment 0.
+    /// Creates a configuration of one unit at `base` that covers every PCI function of segment 0.
     pub fn single_unit(host_address_width: u8, base: u64) -> Self {
         Self {
             host_address_width,
@@ -100,8 +100,8 @@ impl DmarConfig {
         }
     }
 
-    /// The same with one more unit, at `base`, for these functions of segment 0. It stands in front
-    /// of the unit that covers the rest.
+    /// Adds a unit, at `base`, for these functions of segment 0, in front of the unit that covers
+    /// the rest.
     pub fn with_unit_for(mut self, base: u64, functions: &[SourceId]) -> Self {
         let endpoint = |device: &SourceId| Scope {
             kind: ScopeType::Endpoint,

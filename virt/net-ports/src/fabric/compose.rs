@@ -256,7 +256,7 @@ pub(super) fn deliver(
     if is_wrong && let Some(port) = shared.port(from) {
         port.counters.wrong_headers += 1;
     }
-    // A frame that is wrong, or no longer there, is over.
+    // A frame that is wrong, or no longer there, is done.
     let (taken, count) = outcome.unwrap_or((1, 0));
     let Some(port) = shared.port(id) else {
         return 0;

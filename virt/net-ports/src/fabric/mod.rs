@@ -173,7 +173,7 @@ impl Fabric {
     }
 
     /// Adds a port, whose frames have at most `mtu` bytes of payload where nothing is left undone.
-    /// It is removed when it is dropped.
+    /// Dropping the port removes it.
     ///
     /// # Errors
     /// There is no room, or another port is bound to the same address.
@@ -181,9 +181,8 @@ impl Fabric {
         SwitchPort::new(self.clone(), config, mtu, None)
     }
 
-    /// As [`port`](Self::port); `wake` is called when the first frame waits for it, by the thread
-    /// that sends it, and its device has no descriptor for that. For ports whose devices are all
-    /// polled by one thread.
+    /// As [`port`](Self::port), but without a descriptor: when its queue gets its first frame, the
+    /// sending thread calls `wake`. For ports whose devices are all polled by one thread.
     ///
     /// # Errors
     /// As for [`port`](Self::port).
@@ -234,8 +233,8 @@ impl Shared {
         })
     }
 
-    /// Puts the frame at `place` into the queues of its receivers, and answers whether there is
-    /// one. Otherwise the place is free again.
+    /// Puts the frame at `place` into the queues of its receivers; returns whether there is one.
+    /// Otherwise the place is free again.
     fn enqueue(&mut self, place: usize) -> bool {
         let Some(frame) = &self.frames[place] else {
             return false;
@@ -257,8 +256,8 @@ impl Shared {
         false
     }
 
-    /// Puts a short frame that leaves nothing undone into the queues of its receivers, as it is,
-    /// and answers whether there is one. `None` where one is to get it with another tag.
+    /// Puts a short frame that leaves nothing undone into the queues of its receivers, unchanged;
+    /// returns whether there is one. `None` if one of them must get it with another tag.
     #[inline]
     fn enqueue_short(&mut self, forward: &Forward, bytes: &[u8]) -> Option<bool> {
         let as_it_is = |id| self.switch.retag(forward, id) == Retag::default();

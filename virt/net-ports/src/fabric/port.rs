@@ -1,4 +1,4 @@
-//! One port of a switch, as the device that has it sees it.
+//! Port of a switch, as seen by its device.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, RawFd};
@@ -186,7 +186,7 @@ impl NetPort for SwitchPort {
                 if at.is_some_and(|at| now.saturating_sub(at) < KEEP_NS) {
                     break;
                 }
-                // Which makes it done.
+                // This completes it.
                 shared.copy_out(place);
                 continue;
             }
@@ -207,7 +207,7 @@ impl NetPort for SwitchPort {
         self.fabric.lock().let_go(self.id);
     }
 
-    /// Where the owner is called it needs not look.
+    /// Returns whether the device must be polled in each sweep: not if a call wakes the owner.
     fn has_own_events(&self) -> bool {
         matches!(*self.wake, Wake::Fd(_))
     }
@@ -248,8 +248,8 @@ impl NetPort for SwitchPort {
     }
 }
 
-/// Sends a frame that is copied now; false if no port gets it. `last`: the head of the one before
-/// it in its burst, and where that one went.
+/// Sends a frame that is copied now; returns false if no port gets it. `last`: head and decision of
+/// the frame before it in its burst.
 #[inline]
 fn send_short(
     shared: &mut Shared,

@@ -5,11 +5,11 @@
 //! none that the guest's driver has not taken on (TUNSETOFFLOAD, which is for the whole interface).
 //! A frame whose header it refuses is dropped and counted.
 //!
-//! **Receiving**: one read is posted ahead in the io_uring of the polling thread, so that looking
-//! for a frame is a load. When it has ended, so many more as there were lately are made at once
-//! that do not wait, and another that does (before Linux 6.4, which does not take them, that one
-//! alone). Frames that the driver has no buffers for are left in the interface's own bounded queue.
-//! Where the host refuses io_uring, a look is a read that does not wait.
+//! **Receiving**: one read is posted ahead in the io_uring of the polling thread, so that a poll
+//! for a frame is a load. When it has completed, nonblocking reads are submitted at once, as many
+//! as there were frames lately, and another waiting one (before Linux 6.4, which does not take
+//! nonblocking reads, that one alone). Frames for which the driver has no buffers are left in the
+//! interface's own bounded queue. Where the host refuses io_uring, a poll is a nonblocking read.
 //!
 //! **Sending** is a `writev` for each frame, from the guest's memory, that does not wait.
 //!
@@ -18,7 +18,7 @@
 //! Bound: [`SLOTS`] buffers for each queue, of 64 KiB.
 //!
 //! UNSAFETY: `ioctl`; `writev` of a header and guest memory; reads of the kernel into buffers that
-//! stay until it has answered ([`queue`]).
+//! stay until they have completed ([`queue`]).
 
 mod open;
 mod queue;

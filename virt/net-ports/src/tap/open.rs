@@ -103,8 +103,8 @@ impl Interface {
             return Err(TapError::Missing);
         }
         let files = match (attach(name, pairs, pairs > 1), pairs) {
-            // One that was made for several queues refuses to be had as one of a single queue, and
-            // the other way round.
+            // The kernel refuses to attach to an interface made for several queues as to one of a
+            // single queue, and vice versa.
             (Err(TapError::Kind), 1) => attach(name, 1, true)?,
             (Err(TapError::Kind), 2..) => {
                 return Err(match attach(name, 1, false) {

@@ -1,8 +1,8 @@
-//! One queue of an interface, and the buffers that frames are read into.
+//! One queue of an interface, and the buffers into which frames are read.
 //!
-//! A buffer is the kernel's from when its read is written into the io_uring until the answer has
-//! been collected ([`Slot::is_kernels`]); meanwhile nothing here touches it, and if the queue goes
-//! first it is leaked.
+//! A buffer belongs to the kernel from the submission of its read to the io_uring until the
+//! completion has been reaped ([`Slot::is_kernels`]); meanwhile nothing here touches it, and if the
+//! queue is dropped first, it is leaked.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -52,7 +52,7 @@ pub struct Queue {
     has_nowait: bool,
     slots: Vec<Slot>,
     free: Vec<usize>,
-    /// Reads that the kernel has not answered.
+    /// Number of reads that have not completed.
     open: usize,
     /// Buffers with frames, and how many bytes are in them.
     ready: VecDeque<(usize, usize)>,
@@ -160,8 +160,8 @@ impl Queue {
         // The end of the file, which has no places.
         let read = read.offset(u64::MAX).rw_flags(flags).build();
         self.open += 1;
-        // SAFETY: the buffer stays where it is, untouched, while `is_kernels`: until the answer is
-        // collected; if the queue is dropped before, it is leaked.
+        // SAFETY: the buffer stays where it is, untouched, while `is_kernels`: until the completion
+        // is reaped; if the queue is dropped before, it is leaked.
         unsafe { self.share.push(read, at as u64) };
     }
 
@@ -170,7 +170,7 @@ impl Queue {
         self.share.collect(&mut answers);
         let mut found = 0;
         for (data, result) in answers.drain(..) {
-            // Answers to cancellations have more bits.
+            // Completions of cancellations have more bits.
             let Some(slot) = self.slots.get_mut(data as usize) else {
                 continue;
             };

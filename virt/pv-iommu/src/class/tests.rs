@@ -15,7 +15,7 @@ use crate::unit::{Config, PvIommu};
 type Driver = AnyDriver<ArrayMem, QueueConfig>;
 
 const LAYOUTS: [u64; 2] = [!feature::RING_PACKED, !0];
-/// Where requests and their tails are.
+/// Addresses of requests and their tails.
 const AT: u64 = 0x4_0000;
 const TAIL: u64 = 0x5_0000;
 /// Content of buffers before the device has them.

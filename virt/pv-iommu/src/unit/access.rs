@@ -28,7 +28,7 @@ impl PvIommu {
     }
 }
 
-/// Where an access goes, without a trace.
+/// Returns the translation of an access, without recording a refusal.
 pub(super) fn look(
     endpoints: &[Endpoint],
     domains: &BTreeMap<u32, Domain>,

@@ -207,7 +207,8 @@ impl PvIommu {
     }
 }
 
-/// Whether `first..=last` may lead to `phys`, whatever else is mapped (§5.13.6.5.2).
+/// Checks whether `first..=last` may be mapped to `phys`, regardless of other mappings
+/// (§5.13.6.5.2).
 ///
 /// # Errors
 /// The status of a MAP that may not.

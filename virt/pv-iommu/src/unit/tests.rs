@@ -99,7 +99,7 @@ impl World {
         RemappingUnit::<Request>::poll(&mut self.unit, &self.mem, self.now, &mut self.ear)
     }
 
-    /// The answer, if there is one.
+    /// Returns the answer, if there is one.
     fn answer(&self, id: u64) -> Option<u8> {
         let answered = self.ear.done.iter().find(|(own, _)| *own == id);
         answered.map(|(_, result)| match result {
@@ -108,7 +108,7 @@ impl World {
         })
     }
 
-    /// Asks, and polls until it is answered.
+    /// Sends a request, and polls until it is answered.
     fn status(&mut self, what: Request) -> u8 {
         let id = self.ask(what);
         for _ in 0..10_000 {

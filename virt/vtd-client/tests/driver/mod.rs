@@ -26,11 +26,11 @@ pub const DID: u16 = 7;
 /// Table pages: 2 MiB of guest memory.
 const TABLES: u64 = 0x40_0000;
 const TABLE_PAGES: usize = 512;
-/// Where every entry of a freed table page leads.
+/// Target of every entry of a freed table page.
 pub const POISON: u64 = 0x7ff_f000;
 
-/// Table pages in guest memory. Freed ones lead astray until they are used again: a unit that walks
-/// one is noticed.
+/// Table pages in guest memory. Freed ones are poisoned until they are used again, so that a walk
+/// of one is detected.
 pub struct GuestTables(RegionMemory);
 
 impl GuestTables {
@@ -105,7 +105,7 @@ impl Machine {
         self.owner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Where the disk's access goes.
+    /// Returns the translation of the disk's access.
     pub fn access(&self, iova: Iova, perm: Perm) -> Result<Gpa, Stop> {
         let owner = &mut *self.owner();
         let run = owner.unit.translate(&owner.mem, DISK, iova, perm)?;

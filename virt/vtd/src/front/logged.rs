@@ -69,7 +69,7 @@ impl Logged {
         }
     }
 
-    /// Applies one write of the guest. Answers whether [`step`](Logged::step) is wanted before the
+    /// Applies one write of the guest. Returns whether [`step`](Logged::step) is needed before the
     /// next entry. Entries that are no register access (length, alignment, offset) change nothing.
     #[must_use = "the next entry is applied after the step that this one wants"]
     pub fn apply(&mut self, unit: &mut Unit, entry: LogEntry) -> bool {

@@ -1,4 +1,5 @@
-//! Front ends: how a guest's register accesses reach the unit, and how it sees the answers.
+//! Front ends: transport of a guest's register accesses to the unit, and of its results to the
+//! guest.
 //!
 //! | Mode | Guest reads | Guest writes | Here |
 //! |---|---|---|---|

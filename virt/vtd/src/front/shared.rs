@@ -20,9 +20,9 @@
 //! Order of a sweep: load IQT first (acquire), then FSTS, ICS, FECTL, IECTL, CCMD, IOTLB, and GCMD
 //! last; act on the status registers, then GCMD, CCMD and IOTLB, then the queue up to that tail. A
 //! guest that sets SRTP and then submits flushes is so served in its order. Status repairs are
-//! stored before any IQH: a guest that cleared IQE and submitted again must not meet an old IQE
-//! beside a new IQH. When GCMD turns the queue on, IQT is loaded once more: the one loaded before
-//! may be from before the guest cleared it.
+//! stored before any IQH: a guest that cleared IQE and submitted again must not read an old IQE
+//! beside a new IQH. When GCMD turns the queue on, IQT is loaded once more: the value loaded before
+//! may be older than the guest's clear.
 //!
 //! Called by the unit's owner, alone. The other side of every ordering is the guest's driver; see
 //! [`RegPage`]. Each register is taken at most once per sweep, so a guest that stores in a loop
@@ -351,7 +351,7 @@ impl Shared {
         }
     }
 
-    /// Takes GCMD with the registers that it latches; answers the tail to go by.
+    /// Takes GCMD with the registers that it latches; returns the tail for the queue.
     fn take_command(&mut self, unit: &mut Unit, page: &impl RegPage, loaded: &Loaded) -> u32 {
         if loaded.gcmd == self.gcmd {
             return loaded.iqt;

@@ -24,7 +24,7 @@ pub(super) enum Phase {
     Drain,
 }
 
-/// Where each command stands. CCMD and IOTLB have their request in ICC and IVT.
+/// State of each command. CCMD and IOTLB have their request in ICC and IVT.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Commands {
     te: Phase,

@@ -65,7 +65,7 @@ pub(crate) enum Recorded {
 #[derive(Clone, Debug)]
 pub(crate) struct Faults {
     pub(crate) records: Box<[FaultRecording]>,
-    /// Where the next fault goes.
+    /// Index of the recording register for the next fault.
     pub(crate) next: usize,
     pub(crate) pfo: bool,
     pub(crate) iqe: bool,

@@ -19,7 +19,7 @@ use super::walk::{
     Context, ContextKind, Entry, INTERRUPT_RANGE, WalkStop, Walker, level_shift, pte_address,
 };
 
-/// Where a search stands in the tables.
+/// Position of a search in the tables.
 #[derive(Clone, Copy, Debug)]
 struct Place {
     table: Gpa,

@@ -50,7 +50,7 @@ struct Entry {
 pub(super) struct DomainTag(u64);
 
 impl DomainTag {
-    /// Of no domain.
+    /// Tag of no domain.
     pub(super) const NONE: Self = Self(0);
 
     fn of(epoch: u64) -> Self {
@@ -164,7 +164,7 @@ impl Iotlb {
         (pages, true)
     }
 
-    /// A 4 KiB translation of `iova`, whatever its permissions.
+    /// Returns the 4 KiB translation of `iova`, regardless of its permissions.
     pub(super) fn lookup_small(&self, tag: DomainTag, iova: Iova) -> Option<Mapping> {
         let gpa = self.lookup(tag, iova, 3)?;
         let allowed = [1, 2].into_iter();
@@ -177,7 +177,7 @@ impl Iotlb {
         })
     }
 
-    /// A 2 MiB or 1 GiB translation that covers `iova`, whatever its permissions.
+    /// Returns a 2 MiB or 1 GiB translation that covers `iova`, regardless of its permissions.
     pub(super) fn lookup_large(&self, tag: DomainTag, iova: Iova) -> Option<Mapping> {
         for (size, table) in [(PageSize::TwoM, &self.two_m), (PageSize::OneG, &self.one_g)] {
             let key = tag.key(iova.raw() >> size.shift());

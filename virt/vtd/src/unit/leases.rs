@@ -39,7 +39,7 @@ pub(super) enum Scope {
 }
 
 impl Scope {
-    /// Of a context-cache invalidation; `None` for the reserved granularity.
+    /// Returns the scope of a context-cache invalidation; `None` for the reserved granularity.
     pub(super) fn of_context(g: Granularity, did: u16, sid: u16, fm: u8) -> Option<Self> {
         // FM counts ignored function bits from the most significant, bit 2.
         let ignored = [0, 4, 6, 7][usize::from(fm & 3)];
@@ -51,8 +51,8 @@ impl Scope {
         }
     }
 
-    /// Of an IOTLB invalidation of 2^`am` pages from page number `addr`; `None` for the reserved
-    /// granularity, and for pages past the mask that is advertised.
+    /// Returns the scope of an IOTLB invalidation of 2^`am` pages from page number `addr`; `None`
+    /// for the reserved granularity, and for pages past the mask that is advertised.
     pub(super) fn of_iotlb(g: Granularity, did: u16, addr: u64, am: u8) -> Option<Self> {
         match g {
             Granularity::GLOBAL => Some(Self::IotlbGlobal),

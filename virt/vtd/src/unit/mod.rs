@@ -5,7 +5,7 @@
 //! * the guest's register accesses ([`Unit::read`], [`Unit::write`]), direct or through a front end
 //!   of [`front`](crate::front). They change registers and note work; they never touch memory.
 //! * [`Unit::step`], a bounded batch of that work: a switch of translation, register-based
-//!   invalidations, then the queue (module `queue`). Whatever completes an invalidation waits for
+//!   invalidations, then the queue (module `queue`). The completion of an invalidation waits for
 //!   *stale leases* (module `leases`) to end: `CAP.DRD` and `CAP.DWD` promise it. That wait is a
 //!   state.
 //! * devices' translations ([`Iommu::translate`]): context cache, IOTLB, and on a miss the walk
@@ -13,7 +13,7 @@
 //!   step.
 //!
 //! There is no clock, no thread and no lock: `now` comes in as an argument and interrupts go out
-//! through [`Sink`]. Guest memory may answer `Pending` anywhere; the unit then stays parked on the
+//! through [`Sink`]. Guest memory may return `Pending` anywhere; the unit then stays parked on the
 //! ticket until [`Unit::ticket_done`] and does the same thing again. A translation that pends
 //! leaves that to its device, and starts from the root entry when it is requested again, so no walk
 //! result ever outlives an invalidation that came between: only results of one uninterrupted walk
@@ -433,7 +433,7 @@ impl Unit {
         }
     }
 
-    /// Where `iova` goes, and how far that mapping reaches; a refusal is not recorded.
+    /// Returns the mapping of `iova`; a refusal is not recorded.
     fn find<M: PhysMem>(
         &mut self,
         mem: &M,

@@ -2,7 +2,7 @@
 //!
 //! A walk reads the tables as they are now, keeps nothing, and changes nothing; the caches are
 //! filled by its callers. Each entry is read once into a local, checked, then used. A walk that
-//! meets `Pending` is begun again from the root entry by its caller, so no part of it outlives an
+//! gets `Pending` is begun again from the root entry by its caller, so no part of it outlives an
 //! invalidation.
 //!
 //! Bound: one root entry, one context entry, at most four second-level entries. The search of a
@@ -218,8 +218,8 @@ impl Walker {
         })
     }
 
-    /// Where `perm` to `iova` goes through an already checked context. The answer's permissions may
-    /// lack `perm` only in error: a missing permission is a fault.
+    /// Translates an access with `perm` to `iova` through an already checked context. A missing
+    /// permission is a fault, so the permissions of the result include `perm`.
     pub(crate) fn translate<M: PhysMem>(
         &self,
         mem: &M,

@@ -35,7 +35,7 @@ impl Paged {
         paged
     }
 
-    /// Asks; the answer, which comes within the call.
+    /// Sends a request; returns the answer, which comes within the call.
     fn ask(&mut self, what: Request) -> CommandResult {
         self.asked += 1;
         let command = Command {
