@@ -184,7 +184,7 @@ impl Progress {
 mod tests {
     use super::*;
 
-    /// QEMU's: 100 MHz, whose 32 bits are over after 42.9 s.
+    /// QEMU's: 100 MHz, whose 32 bits wrap after 42.9 s.
     const QEMU: Period = Period(10_000_000);
     /// 14.318 MHz.
     const CHIPSET: Period = Period(69_841_279);

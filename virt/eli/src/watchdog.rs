@@ -81,14 +81,14 @@ impl Ticks {
 /// Findings that a guest in direct mode masks interrupts while a tick of the host's waits, over a
 /// sliding time.
 ///
-/// Only a tick that cannot be masked finds that; a host's interrupt that is merely late may be the
-/// machine's doing. Such a tick comes from the watchdog, which a guest can foresee, and at random
-/// moments between ([`Samples`]), which none can: so the part of the findings is the part of the
-/// time, however a guest distributes its masking. Six within a second are answered by injection for
-/// a second, in which physical interrupts exit whatever the guest masks; a tick that is late by
-/// less than half the time to the next is no finding. The bound that follows: each of the host's
-/// ticks is late by one period of the watchdog at most, and those that merge because of it are
-/// those of six findings in a second.
+/// Only a tick that cannot be masked detects that; a late interrupt of the host's alone may be
+/// caused by the machine. Such ticks come from the watchdog, which a guest can predict, and at
+/// random times between ([`Samples`]), which it cannot: so the fraction of ticks with a finding
+/// equals the fraction of time, however a guest distributes its masking. Six findings within a
+/// second cause injection mode for a second, in which physical interrupts exit regardless of the
+/// guest's masking. A tick that is late by less than half the time to the next is no finding. The
+/// resulting bound: each of the host's ticks is late by at most one period of the watchdog, and the
+/// ticks that merge because of it are those of six findings in a second.
 #[derive(Clone, Debug)]
 pub struct Masking {
     least_us: u64,

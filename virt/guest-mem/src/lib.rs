@@ -21,7 +21,7 @@
 //! A host IOMMU that is to show an assigned device the same mappings is fed by
 //! [`Iommu::next_mapping`], a search that leaves no trace in the guest's IOMMU.
 //!
-//! **Whose memory.** Either ours ([`GuestRam`]: one sealed memory file, which KVM and others map),
+//! **Memory.** Either ours ([`GuestRam`]: one sealed memory file, which KVM and others map),
 //! or that of another process, the VMM, which sent us its files ([`ForeignRam`], with [`DirectMap`]
 //! where it keeps the IOMMU to itself, and [`DeviceTlb`] where it hands out translations one by
 //! one). That process is not trusted: its table is checked before it is mapped. If it truncates a

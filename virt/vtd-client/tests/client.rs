@@ -45,8 +45,8 @@ fn after_a_strict_unmap_the_unit_refuses() {
     }
 }
 
-/// The unit's IOTLB does keep what it saw: without that the test above would prove nothing about
-/// the queue.
+/// The unit's IOTLB does keep translations: otherwise the test above would prove nothing about the
+/// queue.
 #[test]
 fn deferred_mappings_translate_until_the_flush() {
     let world = World::trap(Policy::DEFERRED);

@@ -347,7 +347,8 @@ mod tests {
                 assert!(!matches!(write, Write::Real(_)), "{register:#x}: {write:?}");
             }
         }
-        // Each register of its own but base addresses, whatever is written: only these bits change.
+        // Each register of its own but base addresses: for any written value only these bits
+        // change.
         for register in (0..=0xff)
             .step_by(4)
             .filter(|at| !(BAR..=BAR_LAST).contains(at))

@@ -43,7 +43,7 @@ pub struct Stats {
     pub queue_errors: u64,
     /// Interrupt messages sent.
     pub messages: u64,
-    /// Register writes taken, from whichever front end.
+    /// Register writes taken, from any front end.
     pub register_writes: u64,
 }
 
