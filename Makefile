@@ -35,6 +35,8 @@ test: setup-clients ## all tests, suite by suite, with the seconds and the budge
 
 check: setup ## format, lints, documentation, loom and shuttle models, mistakes that tests must find (3 minutes of them, others at each commit), the assertion of answers in `vio`, builds without std, tests of what `dma-map` is measured and compared with and of what fuzz targets found, 3*10^7 operations of every allocator and policy, Miri where it is, licences, each fuzz target for 30 s
 	cargo fmt --check
+	@./scripts/words.sh
+	@./scripts/words-test.sh
 	cargo clippy --release --workspace --all-targets --quiet -- -D warnings
 	@./scripts/hypervisor.sh check
 	cargo clippy --release -p dma-lines --features probe --all-targets --quiet -- -D warnings
