@@ -210,7 +210,7 @@ fn run(command: Command) -> anyhow::Result<u8> {
             let faults = Faults::parse(Program::Machine, &args.fault)?;
             run::main(&args.run, &(Arc::new(Faulty::new(faults)) as _))
         }
-        Command::DeviceWorker(args) => vmm::device_worker::main(&args),
+        Command::DeviceWorker(args) => vmm::device_worker::main(&args, |disk| disk),
         Command::Serve(args) => {
             let faults = Faults::parse(Program::Daemon, &args.fault)?;
             serve::main(&args.serve, &Faulty::new(faults))

@@ -130,7 +130,7 @@ pub fn main() -> ExitCode {
         |cli| match cli.command {
             Command::Run(args) => run::main(&args, &(Arc::new(Product) as _)),
             Command::Serve(args) => serve::main(&args, &Product),
-            Command::DeviceWorker(args) => device_worker::main(&args),
+            Command::DeviceWorker(args) => device_worker::main(&args, |disk| disk),
             Command::Doctor(args) => doctor::main(&args, |_| None),
             Command::Completions(args) => program::completions::<Cli>(&args),
             Command::Man(args) => program::man::<Cli>(&args),
