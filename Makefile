@@ -7,7 +7,7 @@ SHELL := /bin/bash
 LAB := target/release/exitless-lab
 REPORT := target/report
 
-.PHONY: help setup setup-clients setup-debian build demo demo-wide test check clients fuzz bench-vtd bench-pviommu bench-pviommu-native bench-dma bench-dma-docs bench-serve bench-serve-old bench-serve-net bench-serve-net-docs bench-serve-lab bench-serve-net-lab bench-serve-net-lab-docs bench-image bench-swap bench-swap-figures bench-swap-native bench-assign bench-assign-native bench-assign-docs eli eli-soak vfio debian soak clean
+.PHONY: help setup setup-clients setup-debian build demo demo-wide test check clients fuzz bench-vtd bench-pviommu bench-pviommu-native bench-dma bench-dma-docs bench-serve bench-serve-old bench-serve-net bench-serve-net-docs bench-serve-lab bench-serve-net-lab bench-serve-net-lab-docs bench-image bench-swap bench-swap-figures bench-swap-native bench-assign bench-assign-native bench-assign-docs bench-worker eli eli-soak vfio debian soak clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,6 +35,8 @@ test: setup-clients ## all tests, suite by suite, with the seconds and the budge
 
 check: setup ## format, lints, documentation, loom and shuttle models, mistakes that tests must find (3 minutes of them, others at each commit), the assertion of answers in `vio`, builds without std, tests of what `dma-map` is measured and compared with and of what fuzz targets found, 3*10^7 operations of every allocator and policy, Miri where it is, licences, each fuzz target for 30 s
 	cargo fmt --check
+	@./scripts/words.sh
+	@./scripts/words-test.sh
 	cargo clippy --release --workspace --all-targets --quiet -- -D warnings
 	@./scripts/hypervisor.sh check
 	cargo clippy --release -p dma-lines --features probe --all-targets --quiet -- -D warnings
@@ -117,6 +119,9 @@ bench-swap: build ## what guests with too little memory move, in the lab: the ho
 
 bench-swap-figures: build ## what such guests move by memory allowed, by program (compiler, compressor, collector), and four at once; what the pager knows of their page caches; in the lab, one round, 90 minutes at most -> target/report/swap-figures.json, target/report/swap/
 	$(LAB) swap-figures --report $(REPORT)/swap-figures.json
+
+bench-worker: setup ## a disk whose device model is a process of its own, natively, beside the same disk in its owner's process: requests a second, CPU of both processes, copies, wake-ups; a minute on 2 idle CPUs, 3 for a guest's vCPU -> target/report/worker.json
+	cargo run --release --quiet -p worker-bench -- --report $(REPORT)/worker.json
 
 bench-assign-native: setup ## cycles of a map and an unmap for an assigned device, the unit, the shadow and the call apart; a minute on idle CPUs -> target/report/assign-native.json
 	cargo run --release --quiet -p assign-bench -- --report $(REPORT)/assign-native.json

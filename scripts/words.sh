@@ -9,7 +9,11 @@
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 cd "$here/.."
-paths=("${@/%//*.rs}")
+paths=()
+for path; do
+    [ ! -d "$path" ] || path=${path%/}/*.rs
+    paths+=("$path")
+done
 [ $# -gt 0 ] || paths=('*.rs')
 found=$(mktemp)
 trap 'rm -f "$found"' EXIT

@@ -3,7 +3,7 @@
 //!
 //! Of what the owner believes: an answer names a slot that is out, and it goes on only if more
 //! comes; it wrote no more than its window has room for; no more is answered than was submitted.
-//! What it refuses, the words did not say. The worker's side is given the same words, as of an
+//! An answer that it refuses was not in the words. The worker's side is given the same words, as of an
 //! owner that stores anything: it takes nothing that does not fit the area.
 
 use std::cell::RefCell;

@@ -22,6 +22,9 @@ use crate::protocol::{Frame, Message, Spawn};
 /// Name of the virtio-serial port.
 pub const PORT: &str = "exitless.control";
 
+/// Beginning of the error where that does not appear.
+pub(crate) const NO_PORT: &str = "no control port";
+
 /// The interactive terminal, a virtio console.
 const TTY: &str = "/dev/hvc0";
 
@@ -63,29 +66,21 @@ pub fn serve() -> io::Result<()> {
 /// Returns the device of [`PORT`], which the driver creates some time after its module was loaded.
 ///
 /// On a loaded machine the port was seen not to appear at all, three times in some hundreds of
-/// starts; the reason is not known. The driver is bound again then, which has QEMU send its
-/// messages about ports again, and the console says how far the driver has come.
+/// starts; binding its driver again did not help, and the reason is not known. The console says how
+/// far the driver has come, and the lab starts the emulated host once more.
 fn find_port() -> io::Result<PathBuf> {
-    const AGAIN: Duration = Duration::from_secs(10);
-    const TRIES: u32 = 4;
-    for again in 0..TRIES {
-        if again > 0 {
-            eprintln!("lab-agent: no port {PORT} after {AGAIN:?}: its driver is bound again");
-            say_ports();
-            bind_again();
+    const LIMIT: Duration = Duration::from_secs(20);
+    let deadline = Instant::now() + LIMIT;
+    while Instant::now() < deadline {
+        if let Some(device) = look_for_port() {
+            return Ok(device);
         }
-        let deadline = Instant::now() + AGAIN;
-        while Instant::now() < deadline {
-            if let Some(device) = look_for_port() {
-                return Ok(device);
-            }
-            thread::sleep(Duration::from_millis(5));
-        }
+        thread::sleep(Duration::from_millis(5));
     }
     say_ports();
     Err(io::Error::new(
         io::ErrorKind::NotFound,
-        format!("no port {PORT}"),
+        format!("{NO_PORT} after {LIMIT:?}"),
     ))
 }
 
@@ -117,21 +112,6 @@ fn look_for_port() -> Option<PathBuf> {
         let device = Path::new("/dev").join(entry.file_name());
         (name.trim() == PORT && device.exists()).then_some(device)
     })
-}
-
-/// Takes the driver of consoles from its devices, and gives it back to them.
-fn bind_again() {
-    let driver = Path::new("/sys/bus/virtio/drivers/virtio_console");
-    let entries = fs::read_dir(driver).into_iter().flatten().flatten();
-    let names = entries.map(|entry| entry.file_name());
-    let is_device = |name: &std::ffi::OsString| name.to_string_lossy().starts_with("virtio");
-    for name in names.filter(is_device).collect::<Vec<_>>() {
-        for file in ["unbind", "bind"] {
-            if let Err(error) = fs::write(driver.join(file), name.as_encoded_bytes()) {
-                eprintln!("lab-agent: {file} {}: {error}", name.display());
-            }
-        }
-    }
 }
 
 /// Reads the port. Before the driver has heard that the host's end is open, a read returns nothing;

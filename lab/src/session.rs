@@ -20,6 +20,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::agent::NO_PORT;
 use crate::packages::{Packages, unique};
 use crate::patience::Limit;
 use crate::protocol::{Frame, MAX_PAYLOAD, Message};
@@ -75,7 +76,7 @@ struct Shared {
 /// Returns the error that ended the emulated host's start, if it is the emulator's own: no work of
 /// the lab runs by then. Seen: a panic with QEMU 7.2, once in thousands of starts, and with 10.0
 /// its assertion that a memory section named by a translation buffer exists, in two consecutive
-/// starts.
+/// starts; and a virtio console without its ports, see [`crate::agent`].
 fn emulators_own(error: &LabError) -> Option<&'static str> {
     let LabError::Died { console, .. } = error else {
         return None;
@@ -84,6 +85,8 @@ fn emulators_own(error: &LabError) -> Option<&'static str> {
         Some("QEMU failed an assertion of its own")
     } else if console.contains("panic") {
         Some("the kernel panicked")
+    } else if console.contains(NO_PORT) {
+        Some("the agent's port did not appear")
     } else {
         None
     }
@@ -554,6 +557,8 @@ mod tests {
         assert!(emulators_own(&died(assertion)).is_some_and(|why| why.contains("assertion")));
         let panic = "Kernel panic - not syncing: Attempted to kill init!";
         assert!(emulators_own(&died(panic)).is_some_and(|why| why.contains("panicked")));
+        let port = "lab-agent: no control port after 20s";
+        assert!(emulators_own(&died(port)).is_some_and(|why| why.contains("port")));
         assert_eq!(emulators_own(&died("-m 2048: no such option")), None);
         assert_eq!(emulators_own(&LabError::Inside(panic.into())), None);
     }

@@ -156,7 +156,7 @@ fn image() -> File {
 fn worker() -> vio::caged::Caged {
     let disk = WorkerDisk {
         program: env!("CARGO_BIN_EXE_exitless-lab").into(),
-        name: "image".into(),
+        arguments: Vec::new(),
         file: image(),
         read_only: false,
         direct: false,
@@ -167,7 +167,7 @@ fn worker() -> vio::caged::Caged {
         is_unconfined: true,
         restarts: true,
     };
-    start(disk, config).unwrap()
+    start("image".into(), disk, config).unwrap()
 }
 
 /// The attack on the process that has the guest's memory succeeds: it is one.

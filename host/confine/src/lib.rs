@@ -2,8 +2,8 @@
 //! resources, system calls.
 //!
 //! The order in which a program calls these matters, and is its own: namespaces are left, and
-//! capabilities dropped, while it has one thread; the filter of system calls comes last, when every thread has made the calls of
-//! its start, and holds for all of them.
+//! capabilities dropped, while it has one thread; the filter of system calls comes last, when every
+//! thread has made the calls of its start, and holds for all of them.
 //!
 //! Nothing here can be undone. What a host refuses is an error with its reason; whether to go on
 //! without is the caller's to decide. Known to Linux only, on x86-64 and 64-bit Arm.
@@ -76,8 +76,8 @@ pub fn leave_namespaces() -> io::Result<()> {
 }
 
 /// Drops every capability of *this thread*, and gains none by executing a file; and other processes
-/// of the same user cannot look into this one. To be called while there is one thread: those that it
-/// starts have none either.
+/// of the same user cannot look into this one. To be called while there is one thread: those that
+/// it starts have none either.
 ///
 /// # Errors
 /// The kernel's.

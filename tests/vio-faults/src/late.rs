@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 use guest_mem::{Access, Dma, Iova, Stop};
 use vio::blk::request::kind;
 
-/// What a rogue access writes.
+/// Bytes that a rogue access writes.
 pub const ROGUE_BYTES: [u8; 8] = [0xee; 8];
 /// Buffers remembered; beyond that no more are.
 const MAX_BUFFERS: usize = 4096;
@@ -53,7 +53,7 @@ impl Attempts {
     }
 }
 
-/// What came of accesses to buffers that the driver had taken back.
+/// Counts of accesses to buffers that the driver had taken back.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LateStats {
     /// To buffers younger than the limit.

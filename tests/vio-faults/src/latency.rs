@@ -57,8 +57,8 @@ impl LatencyDisk {
         })
     }
 
-    /// How long the next operation takes: parts that follow each other by the golden ratio fill the
-    /// span evenly, however many there are, and come the same in each run.
+    /// Returns the duration of the next operation: parts that follow each other by the golden ratio
+    /// fill the span evenly, however many there are, and come the same in each run.
     fn next(&mut self) -> Duration {
         const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
         self.asked += 1;
@@ -129,8 +129,8 @@ impl BlockIo for LatencyDisk {
         });
     }
 
-    /// Collects nothing: this is asked once the timer is set, and what it held back now would wake
-    /// nobody.
+    /// Collects nothing: the device asks once its timer is set, and an operation collected now would
+    /// wake no sleeper.
     fn has_completions(&mut self) -> bool {
         let now = Instant::now();
         self.below.has_completions() || self.held.iter().any(|(due, _)| *due <= now)
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ends_below_behind_the_arming_is_not_slept_through() {
+    fn completion_below_after_arming_wakes_the_sleeper() {
         let below = Box::new(MemDisk::new(vec![0; 4096], 4, false));
         let (below, control) = SlowDisk::new(below).unwrap();
         let mut disk = LatencyDisk::new(Box::new(below), Duration::from_millis(20)).unwrap();

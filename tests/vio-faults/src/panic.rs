@@ -1,4 +1,4 @@
-//! A disk at whose first operation whoever polls it panics.
+//! A disk that panics at its first operation, in the thread that polls it.
 
 use std::os::fd::RawFd;
 

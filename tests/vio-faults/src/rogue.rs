@@ -22,10 +22,11 @@ use vio::{Activity, Context, Device, DeviceClass, Environment, ServedQueue, Step
 
 use crate::late::{self, Clock, Late, LateOptions, LateStats, ROGUE_BYTES};
 
-/// What the device does wrong.
+/// Attack of a rogue device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// On a *read* that starts at the trigger sector: writes 8 bytes to an address nobody gave it.
+    /// On a *read* that starts at the trigger sector: writes 8 bytes to an address that no driver
+    /// gave it.
     DmaUnmapped {
         /// The trigger.
         sector: u64,
@@ -43,7 +44,7 @@ pub enum Fault {
     Late(LateOptions),
 }
 
-/// What came of the attacks.
+/// Outcomes of the attacks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RogueStats {
     /// Rogue accesses that the IOMMU refused.
@@ -298,7 +299,7 @@ impl Rogue {
         })
     }
 
-    /// What came of the attacks.
+    /// Outcomes of the attacks.
     pub fn attacks(&self) -> RogueStats {
         self.attack.record.stats()
     }

@@ -9,9 +9,9 @@
 //!   that the latter is found shows that the search works. The read's data are a [`ScanReport`].
 //! * [`SCRIBBLE`]: each mapping that is shared and writable is filled with ones, rings and all.
 //!
-//! The process has to be able to read its maps and its own memory: of a worker, one without a filter
-//! of system calls, which is the stronger attacker. Memory is accessed by `process_vm_readv` and
-//! `process_vm_writev` on this process, so what is not there is an error and no fault.
+//! The process has to be able to read its maps and its own memory: of a worker, one without a
+//! filter of system calls, which is the stronger attacker. Memory is accessed by `process_vm_readv`
+//! and `process_vm_writev` on this process, so what is not there is an error and no fault.
 
 use std::fs;
 use std::hint::black_box;

@@ -13,7 +13,7 @@ use guest_mem::{Gpa, GuestRam, Hva, PhysMem};
 use vio::blk::{BlockIo, Completion, Op, Outcome, Piece, Transfer};
 use vio::pass_down;
 
-/// What goes wrong, once.
+/// Failure of a store, which happens once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoreFault {
     /// This request, of reads and writes together, fails with EIO.
@@ -24,7 +24,7 @@ pub enum StoreFault {
     Corrupt(NonZeroU64),
 }
 
-/// What is counted, up to where.
+/// Countdown of requests to the one that fails.
 #[derive(Debug)]
 struct Countdown {
     left: u64,

@@ -231,7 +231,7 @@ fn a_buffer_of_a_write_is_read_and_not_written() {
 }
 
 #[test]
-fn what_was_read_before_the_first_trigger_is_left_alone() {
+fn reads_before_the_first_trigger_are_left_alone() {
     let (mut guest, mut dma) = Guest::new();
     guest.run(kind::IN, 1, A, &mut dma);
     guest.trigger(&mut dma);

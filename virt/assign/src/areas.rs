@@ -2,8 +2,8 @@
 //!
 //! A memory slot has whole pages. A page of which one byte is the MSI-X table's or the pending
 //! bits' traps, registers that share it included: the table is ours, and the device's own must not
-//! be seen or written. All else that the host lets this process map may be a slot. What is trapped
-//! is answered piece by piece ([`Areas::pieces`]), since one access may reach from registers into a
+//! be seen or written. All other pages that the host lets this process map may be a slot. A trapped
+//! access is answered piece by piece ([`Areas::pieces`]), since it may reach from registers into a
 //! table.
 //!
 //! Ranges are half-open byte offsets in their BAR.
@@ -107,8 +107,8 @@ impl Areas {
 }
 
 impl Bar {
-    /// The target of the byte at `at`, and the number of bytes from there on, at least 1, that have
-    /// the same.
+    /// Returns the target of the byte at `at`, and the number of bytes from there on, at least 1,
+    /// that have the same target.
     fn target(&self, at: u64) -> (Target, u64) {
         if at >= self.size {
             return (Target::Beyond, u64::MAX);

@@ -1,13 +1,12 @@
-//! The two calls of a container, made by a thread of its own, in the order in which they are asked
-//! for.
+//! System calls of a container, made by a thread of its own, in the order of submission.
 //!
 //! A call of type 1 waits for the container's mutex and for the process's `mmap` lock, and may take
-//! hundreds of milliseconds (a detach of 65,535 mappings: half a second), which the owner has not.
-//! Calls of one container take turns in the kernel anyway, so one thread for each is enough, and
-//! its order is what makes the rest simple: an unmapping of an IOVA and its next mapping are two
-//! calls, of which the second is not waited for.
+//! hundreds of milliseconds (a detach of 65,535 mappings: half a second), for which the owner
+//! cannot wait. The kernel serializes the calls of one container anyway, so one thread for each is
+//! enough. Its order keeps the rest simple: an unmapping of an IOVA and its next mapping are two
+//! calls, and the second is submitted without waiting for the first.
 //!
-//! Bound: the shadow asks for no more than [`MOST`] at a time.
+//! Bound: the shadow has no more than [`MOST`] calls under way.
 
 use std::fmt;
 use std::io;
@@ -22,35 +21,35 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::pin::Pinned;
 
-/// Calls that may be under way.
+/// Most calls that may be under way.
 pub const MOST: usize = 256;
 
-/// Names a call, in the order in which they are asked for.
+/// Name of a call, ascending in the order of submission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CallId(pub u64);
 
-/// What is asked of a container.
+/// Request to a container.
 pub enum Call {
-    /// A range goes to this memory.
+    /// Map a range to this memory.
     Map {
         /// IOVAs.
         range: IovaRange,
         /// Memory, as long as the range.
         memory: Pinned,
-        /// What the device may do.
+        /// Access that the device gets.
         access: Access,
     },
-    /// Whole mappings go, `pages` of them all in all: with gaps between them, in which nothing is
-    /// mapped.
+    /// Unmap whole mappings, of `pages` pages in total: there may be gaps between them, in which
+    /// nothing is mapped.
     Unmap {
         /// From the first mapping to the last.
         range: IovaRange,
         /// Pages of the mappings.
         pages: u64,
     },
-    /// The device is reset, which takes a tenth of a second and more.
+    /// Reset the device, which takes a tenth of a second and more.
     Reset,
-    /// The container is closed, which ends what is mapped, and what comes after this is refused.
+    /// Close the container, which ends its mappings; later calls are refused.
     Close,
 }
 
@@ -65,43 +64,45 @@ impl fmt::Debug for Call {
     }
 }
 
-/// Why a call was refused.
+/// Reason why a call was refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// There are as many mappings as may be, or as much locked memory: with less it might go.
+    /// The limit on mappings or on locked memory is reached: with fewer mappings the call may
+    /// succeed.
     pub is_full: bool,
-    /// For the user.
+    /// Message for the user.
     pub text: String,
 }
 
-/// A call that is over.
+/// A call that has returned.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Done {
-    /// Which.
+    /// Name of the call.
     pub id: CallId,
-    /// What came of it.
+    /// Its result.
     pub result: Result<(), Refusal>,
-    /// How long it took, ns.
+    /// Its duration in ns.
     pub ns: u64,
 }
 
-/// Whoever makes calls, in order.
+/// Executor of calls, which makes them in the order of submission.
 pub trait Caller: Send {
-    /// Asks for a call. Does not wait.
+    /// Submits a call. Does not wait.
     fn submit(&mut self, id: CallId, call: Call);
 
-    /// The next call that is over: in the order in which they were asked for.
+    /// Takes the result of the next finished call, in the order of submission.
     fn take(&mut self) -> Option<Done>;
 
-    /// Readable when a call is over, until it is [quieted](Self::quiet).
+    /// Returns a descriptor that is readable when a call has returned, until it is
+    /// [cleared](Self::quiet).
     fn wake_fd(&self) -> Option<RawFd> {
         None
     }
 
-    /// Whether [`take`](Self::take) would give one.
+    /// Returns whether [`take`](Self::take) would return one.
     fn has_done(&mut self) -> bool;
 
-    /// Empties the descriptor. To be followed by [`has_done`](Self::has_done).
+    /// Clears the descriptor. To be followed by [`has_done`](Self::has_done).
     fn quiet(&mut self) {}
 }
 
@@ -113,23 +114,23 @@ pub trait Table: Send + 'static {
     /// Nothing is mapped then.
     fn map(&mut self, range: IovaRange, memory: Pinned, access: Access) -> Result<(), Refusal>;
 
-    /// Unmaps whole mappings, of so many pages. On `Ok` no device reaches them.
+    /// Unmaps whole mappings, of `pages` pages in total. On `Ok` no device reaches them.
     ///
     /// # Errors
-    /// What is mapped then is not known.
+    /// The set of remaining mappings is unknown then.
     fn unmap(&mut self, range: IovaRange, pages: u64) -> Result<(), Refusal>;
 
     /// Resets the device.
     ///
     /// # Errors
-    /// It is in the state that it was in.
+    /// The state of the device is unchanged.
     fn reset(&mut self) -> Result<(), Refusal>;
 
-    /// Ends what is mapped, however it has to, and lets go of the container. On `Ok` no device
-    /// reaches any of it.
+    /// Ends all mappings, by force if necessary, and releases the container. On `Ok` no device
+    /// reaches any of them.
     ///
     /// # Errors
-    /// The device may reach what was mapped for as long as this process exists.
+    /// The device may reach the mapped memory for as long as this process exists.
     fn close(&mut self) -> Result<(), Refusal>;
 }
 
@@ -137,14 +138,14 @@ pub trait Table: Send + 'static {
 pub struct CallThread {
     calls: Option<Sender<(CallId, Call)>>,
     done: Receiver<Done>,
-    /// Taken from the channel to be looked at.
+    /// Result taken from the channel by [`has_done`](Caller::has_done).
     next: Option<Done>,
     woken: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl CallThread {
-    /// Starts it, over this container; `name` is for who looks at threads.
+    /// Starts the thread, over this container; `name` is shown in lists of threads.
     ///
     /// # Errors
     /// The host has no more threads or descriptors.
@@ -188,10 +189,10 @@ fn serve(
         if tell.send(Done { id, result, ns }).is_err() {
             return;
         }
-        // Full is as good as one more.
+        // A full counter is readable, too.
         let _ = rustix::io::write(wake, &1_u64.to_ne_bytes());
     }
-    // Whoever asked is gone, and with it whatever could say so.
+    // The shadow is gone, so there is no receiver for an error.
     let _ = table.close();
 }
 
@@ -215,7 +216,7 @@ impl Caller for CallThread {
     }
 
     fn quiet(&mut self) {
-        // Nothing to read is quiet as well.
+        // With nothing to read it is clear as well.
         let _ = rustix::io::read(&*self.woken, &mut [0; 8]);
     }
 

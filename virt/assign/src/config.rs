@@ -3,12 +3,13 @@
 //! The device's configuration space is read once, when the device is opened. From that image and
 //! the sizes of the BARs [`GuestConfig`] makes a space of its own: identification, BARs, and the
 //! capabilities that [`SEEN`] shows. The guest reads and writes that one and never the device's,
-//! but for bits that are named ([`ReadThrough`]). The effects of a write are answered as values
+//! but for bits that are named ([`ReadThrough`]). The effects of a write are returned as values
 //! ([`Effects`]), for the function to carry out.
 //!
 //! **The image is untrusted.** A device may have any bytes there: lists that loop, capabilities
-//! that overlap or end behind the space, tables outside their BAR. What is wrong is hidden and
-//! reported ([`Unsupported`]); what makes the function useless is refused ([`Refusal`]).
+//! that overlap or end behind the space, tables outside their BAR. A malformed capability is hidden
+//! and reported ([`Unsupported`]); a defect that makes the function useless is refused
+//! ([`Refusal`]).
 //!
 //! Specification: PCI Express Base 4.0 chapter 7, where no other is named.
 //!
@@ -162,7 +163,7 @@ impl GuestConfig {
     /// Makes the space of `device`.
     ///
     /// # Errors
-    /// The device cannot be assigned at all; what only lacks a part is in
+    /// The device cannot be assigned at all. Parts that are merely missing are in
     /// [`unsupported`](Self::unsupported).
     pub fn new(device: &Device<'_>) -> Result<Self, Refusal> {
         let image = device.image;
@@ -421,8 +422,8 @@ impl GuestConfig {
         self.msix.as_ref()
     }
 
-    /// A guest's read of `len` (1, 2 or 4) bytes at `reg`. `dynamic` answers the bits that are read
-    /// through, where the read touches any.
+    /// Handles a guest's read of `len` (1, 2 or 4) bytes at `reg`. `dynamic` returns the bits that
+    /// are read through, where the read touches any.
     pub fn read(&self, reg: u16, len: u8, mut dynamic: impl FnMut(Dynamic) -> u32) -> u32 {
         let mut value = self.space.read(reg, len);
         for through in &self.read_through {
@@ -502,7 +503,8 @@ impl GuestConfig {
     }
 }
 
-/// `word` shifted to the left, or to the right for a negative `shift`; what leaves 32 bits is lost.
+/// Returns `word` shifted to the left, or to the right for a negative `shift`; bits beyond 32 are
+/// lost.
 fn moved(word: u32, shift: i32) -> u32 {
     let by = shift.unsigned_abs();
     match shift {

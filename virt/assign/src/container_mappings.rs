@@ -1,14 +1,15 @@
-//! The book of one container: which IOVAs go where, as far as a device may reach it.
+//! The book of one container: the mappings through which its device may reach memory.
 //!
 //! ```text
-//!             map called            guest unmapped, kept by policy        unmap called            call over
-//!  (nothing) ───────────▶ live ──────────────────────────────────▶ stale ──────────▶ leaving ──────────────▶ (nothing)
-//!                          └───────── guest unmapped, strict ────────────────────────▶│
-//!                          ▲──────── found again (optimistic) ──────┘
+//!             map            guest unmapped, kept           unmap             call
+//!            called             by the policy               called          returned
+//!  (nothing) ─────▶ live ────────────────────────▶ stale ─────────▶ leaving ────────▶ (nothing)
+//!                   │ ▲──── found again (optimistic) ─┘                ▲
+//!                   └───────────── guest unmapped, strict ─────────────┘
 //! ```
 //! A mapping is *entered* before the call that makes it and *leaves* after the call that ends it
-//! has succeeded: in between [`Reach`] says that its pages are in use. Live and stale mappings have
-//! no page in common. Each is one mapping of type 1, which can only go as a whole.
+//! has succeeded: in between [`Reach`] reports its pages as in use. Live and stale mappings have no
+//! page in common. Each is one mapping of type 1, which can only be unmapped as a whole.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -25,7 +26,7 @@ pub struct Mapping {
     pub pages: u64,
     /// First page of guest memory.
     pub gpa: u64,
-    /// What the device may do.
+    /// Access that the device has.
     pub access: Access,
 }
 
@@ -35,7 +36,7 @@ impl Mapping {
         self.first + (self.pages - 1)
     }
 
-    /// Its IOVAs; `None` past the end of the address space.
+    /// Returns its IOVAs; `None` past the end of the address space.
     pub fn range(&self) -> Option<IovaRange> {
         IovaRange::new(IovaPfn::new(self.first), self.pages)
     }
@@ -44,11 +45,11 @@ impl Mapping {
 /// A mapping that the guest has unmapped and the device still reaches.
 #[derive(Clone, Copy, Debug)]
 pub struct Stale {
-    /// Which.
+    /// The mapping.
     pub mapping: Mapping,
-    /// When that was seen, ns.
+    /// Time at which the unmapping was seen, in ns.
     pub since: u64,
-    /// The guest believes it gone: its WAIT has completed.
+    /// The guest considers it unmapped: its WAIT has completed.
     pub is_counted: bool,
 }
 
@@ -58,18 +59,19 @@ pub struct ContainerMappings {
     reach: Reach,
     live: BTreeMap<u64, Mapping>,
     stale: BTreeMap<u64, Stale>,
-    /// Stale ones in the order in which they became so; those that are it no more are skipped.
+    /// Stale mappings in the order in which they became stale; those that no longer are are
+    /// skipped.
     order: VecDeque<(u64, u64)>,
     /// Pages of live mappings, now and at most.
     live_pages: u64,
     live_peak: u64,
-    /// Pages of all that was entered and has not left, now and at most.
+    /// Pages of all mappings that were entered and have not left, now and at most.
     pages: u64,
     peak: u64,
 }
 
 impl ContainerMappings {
-    /// Nothing mapped; what will be is in use in `reach`.
+    /// Creates an empty book, whose mappings will be in use in `reach`.
     pub fn new(reach: Reach) -> Self {
         Self {
             reach,
@@ -77,7 +79,7 @@ impl ContainerMappings {
         }
     }
 
-    /// A mapping is about to be made.
+    /// Enters a mapping that is about to be made.
     pub fn enter(&mut self, mapping: Mapping) {
         self.reach.enter(mapping.gpa, mapping.pages);
         self.pages += mapping.pages;
@@ -116,7 +118,7 @@ impl ContainerMappings {
         self.order.push_back((since, mapping.first));
     }
 
-    /// The guest maps again what was stale there.
+    /// Makes a stale mapping live, since the guest has mapped it again.
     pub fn revive(&mut self, mapping: Mapping) {
         self.add_live(mapping.pages);
         self.live.insert(mapping.first, mapping);
@@ -127,7 +129,7 @@ impl ContainerMappings {
         self.live_peak = self.live_peak.max(self.live_pages);
     }
 
-    /// The guest believes that this one is gone, if it is still stale; whether it is.
+    /// Marks a mapping as unmapped for the guest, if it is still stale; returns whether it is.
     pub fn count_stale(&mut self, first: u64) -> bool {
         match self.stale.get_mut(&first) {
             Some(stale) if !stale.is_counted => {
@@ -138,7 +140,8 @@ impl ContainerMappings {
         }
     }
 
-    /// The oldest stale mapping: since when, and its first page.
+    /// Returns the oldest stale mapping: the time since which it is stale, in ns, and its first
+    /// page.
     pub fn oldest(&mut self) -> Option<(u64, u64)> {
         while let Some(&(since, first)) = self.order.front() {
             if self
@@ -153,7 +156,8 @@ impl ContainerMappings {
         None
     }
 
-    /// The same, as far as it is known without looking further.
+    /// Returns a lower bound of the time since which the oldest stale mapping is stale, without a
+    /// search.
     pub fn oldest_since(&self) -> Option<u64> {
         let known = self.order.front().filter(|_| !self.stale.is_empty());
         known.map(|(since, _)| *since)

@@ -7,13 +7,14 @@
 //! device's interrupt ─▶ eventfd ─▶ KVM ─▶ guest           lines: a message for each, or none: kept
 //! guest's IOMMU ─ invalidation ─▶ Shadow ─▶ container
 //! ```
-//! **Order of a command write.** Memory slots go before this receives the write that turns decoding
-//! off, and come after it has turned decoding on in the device (`PlaceMemory`): a vCPU that reached
-//! one while it is off would end the machine. Bus mastering goes off in the device before the
-//! guest's write is answered.
+//! **Order of a command write.** Memory slots are removed before this function receives the write
+//! that turns decoding off, and added after it has turned decoding on in the device
+//! (`PlaceMemory`): a vCPU that accessed a slot while decoding is off would end the machine. Bus
+//! mastering is turned off in the device before the guest's write is answered.
 //!
-//! **What the guest hears of the host.** Nothing of DMA faults; of an error of the device, or when
-//! the host wants it back, that it is gone: all reads answer ones, as from an empty slot.
+//! **Errors visible to the guest.** DMA faults are not reported to it. After an error of the
+//! device, or when the host wants the device back, the guest finds it gone: all reads return ones,
+//! as from an empty slot.
 
 use std::os::fd::RawFd;
 
@@ -34,10 +35,10 @@ use crate::reach::Reach;
 use crate::shadow::Shadow;
 use crate::unreached::Unreached;
 
-/// Polls between two looks for a word of the host about the device, each of which is a system call.
+/// Polls between two checks for a notice of the host about the device. Each check is a system call.
 const NOTICE_PERIOD: u32 = 4096;
 
-/// What a function is made of.
+/// Parts of which a function is made.
 pub struct Parts<H, C> {
     /// Its requester, as the guest sees it.
     pub source: SourceId,
@@ -45,7 +46,7 @@ pub struct Parts<H, C> {
     pub hardware: H,
     /// Configuration space, as the guest sees it.
     pub config: GuestConfig,
-    /// What traps.
+    /// Areas of its BARs, and which of them trap.
     pub areas: Areas,
     /// Interrupts: a line for each vector.
     pub lines: Box<dyn InterruptLines>,
@@ -64,9 +65,9 @@ pub struct Assigned<H, C> {
     lines: Box<dyn InterruptLines>,
     msi: Option<Msi>,
     msix: MsixTable,
-    /// Messages of the lines, as they were told last.
+    /// Messages of the lines, as last set by this function.
     routed: Vec<Option<Message>>,
-    /// Which vectors the device signals.
+    /// Vectors that the device signals.
     vectors: Vectors,
     is_master: bool,
     shadow: Shadow<C>,
@@ -106,7 +107,7 @@ impl<H: Hardware, C: Caller> Assigned<H, C> {
         &self.shadow
     }
 
-    /// The same, to be given another policy.
+    /// Returns its mappings, to set another policy.
     pub fn shadow_mut(&mut self) -> &mut Shadow<C> {
         &mut self.shadow
     }
@@ -117,7 +118,7 @@ impl<H: Hardware, C: Caller> Assigned<H, C> {
         msix.max(config.msi().map_or(0, |msi| u16::from(msi.vectors())))
     }
 
-    /// Carries out what a write to configuration space has changed.
+    /// Applies the effects of a write to configuration space.
     fn follow<E>(&mut self, changed: config::Effects, out: &mut Effects<E>) {
         // Neither table delivers: its messages go to lines.
         let mut none = Vec::new();
@@ -143,8 +144,8 @@ impl<H: Hardware, C: Caller> Assigned<H, C> {
         self.route(out);
     }
 
-    /// Has the device signal what the guest has turned on. MSI-X before MSI: a driver that has both
-    /// on has made a mistake.
+    /// Has the device signal the vectors that the guest has turned on. MSI-X before MSI: a driver
+    /// that has both on has made a mistake.
     fn set_vectors(&mut self) {
         let registers: Option<MsiRegisters> = self.config.space().msi_registers();
         let vectors = if self.config.space().msix_control().0 {
@@ -179,7 +180,7 @@ impl<H: Hardware, C: Caller> Assigned<H, C> {
         }
     }
 
-    /// Tells the messages that have changed.
+    /// Sets the messages of the lines that have changed.
     fn route<E>(&mut self, out: &mut Effects<E>) {
         for line in (0..).take(self.routed.len()) {
             let message = self.message(line);
@@ -265,7 +266,7 @@ impl<H: Hardware, C: Caller> Assigned<H, C> {
         );
     }
 
-    /// What the guest finds is an empty slot.
+    /// Returns whether the guest finds an empty slot.
     fn is_absent(&self) -> bool {
         self.is_gone || self.shadow.is_resetting()
     }

@@ -11,13 +11,13 @@ use std::os::fd::RawFd;
 pub enum Vectors {
     /// None.
     Off,
-    /// So many by MSI.
+    /// This number of vectors, by MSI.
     Msi(u16),
-    /// So many by MSI-X.
+    /// This number of vectors, by MSI-X.
     Msix(u16),
 }
 
-/// A word of the host about a device.
+/// Notice of the host about a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HostEvent {
     /// It has reported an error that was not corrected.
@@ -47,16 +47,16 @@ pub trait Hardware: Send {
     /// The host refuses: none is on.
     fn set_vectors(&mut self, vectors: Vectors) -> io::Result<()>;
 
-    /// No DMA and no interrupts from its return on, for good, and no access: it lets go of the
-    /// device, which reads as ones.
+    /// Stops the device for good: after the return there is no DMA, no interrupt and no access. It
+    /// releases the device, which reads as ones.
     fn stop(&mut self);
 
-    /// Gives `add` the descriptors that are readable when the host has a word about it.
+    /// Passes to `add` the descriptors that are readable when the host has a notice about it.
     fn wake_fds(&self, add: &mut dyn FnMut(RawFd)) {
         let _ = add;
     }
 
-    /// What the host has said since.
+    /// Takes the next notice of the host about the device.
     fn notice(&mut self) -> Option<HostEvent> {
         None
     }

@@ -1,5 +1,6 @@
-//! Physical devices in a guest, behind an emulated VT-d unit: DMA confined to what the guest has
-//! mapped, and only that memory pinned, so that the rest can be overcommitted.
+//! Assignment of physical devices to a guest, behind an emulated VT-d unit: DMA is confined to the
+//! memory that the guest has mapped, and only that memory is pinned, so that the rest can be
+//! overcommitted.
 //!
 //! ```text
 //! guest's driver ─ registers ─▶ BAR: memory slot, or function ─▶ VFIO device      no exit but for the MSI-X table
@@ -10,22 +11,22 @@
 //! | module | |
 //! |---|---|
 //! | [`config`] | configuration space, as the guest sees it |
-//! | [`areas`] | which bytes of BARs trap, and which may be memory slots |
+//! | [`areas`] | the bytes of BARs that trap, and those that may be memory slots |
 //! | [`shadow`] | follows the guest's tables: the difference between them and the book becomes calls |
-//! | [`container_mappings`], [`reach`] | what is mapped where; which pages of the guest that makes in use |
-//! | [`policy`] | when what the guest has unmapped is unmapped here, and what bounds that |
+//! | [`container_mappings`], [`reach`] | the mappings; the pages of the guest that they keep in use |
+//! | [`policy`] | the time of the physical unmapping after the guest's, and its bounds |
 //! | [`calls`] | the thread that makes a container's calls, in order |
 //! | [`function`], [`hardware`] | the device as a function of a machine's owner, over a device behind a trait |
 //! | [`vfio_device`] | that device of VFIO |
 //!
-//! **Who owns what.** All but the call thread is the owner's. A container has one device, since two
-//! devices of a guest may be attached to two domains. Memory that is mapped is kept by the mapping
+//! **Ownership.** All but the call thread belongs to the machine's owner. A container has one
+//! device, since two devices of a guest may be attached to two domains. A mapping keeps its memory
 //! ([`vfio::ExternalMap`]), also past the machine's end.
 //!
-//! **What must hold.** A page is in use from before the call that maps it until after the call that
+//! **Invariants.** A page is in use from before the call that maps it until after the call that
 //! unmaps it has succeeded. An unmap is complete for the guest only when the device does not reach
-//! the page, or, under a policy that says so, within its bounds. What the kernel answers is
-//! compared with the book. VT-d §6.1 (caching mode), §4.
+//! the page, or, under a policy that permits it, within the policy's bounds. Results of the kernel
+//! are compared with the book. VT-d §6.1 (caching mode), §4.
 //!
 //! **Left out.** iommufd (no stock Debian kernel has it), the legacy interrupt pin, peer to peer (a
 //! BAR in a guest's tables is refused), page requests, dirty tracking, several functions of one

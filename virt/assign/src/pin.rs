@@ -36,7 +36,7 @@ impl Pinned {
     }
 }
 
-// SAFETY: `PhysMem::host` has answered that all of it is RAM, contiguous here, and `_keep` keeps it
+// SAFETY: `PhysMem::host` has checked that all of it is RAM, contiguous here, and `_keep` keeps it
 // mapped. Guest memory is reached by atomics and raw copies alone (`guest_mem::word`), since a
 // guest's processors change it at any moment as well.
 unsafe impl vfio::ExternalMemory for Pinned {

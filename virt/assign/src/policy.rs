@@ -1,9 +1,9 @@
-//! What the host does when a guest has unmapped: when the physical mapping goes, and what bounds
-//! that.
+//! Policies for mappings that a guest has unmapped: the time of the physical unmapping, and its
+//! bounds.
 //!
 //! The policies are those of `dma-map`, for IOVAs that the *guest* chose: bounds are [`Window`] and
-//! [`Optimistic`], promises a [`RiskContract`]. Maps are waited for under each of them, and a page
-//! is unpinned only when its physical unmapping is complete.
+//! [`Optimistic`], guarantees a [`RiskContract`]. Under each policy, maps are synchronous, and a
+//! page is unpinned only when its physical unmapping is complete.
 //!
 //! | policy | the guest's WAIT completes | a stale mapping is torn down |
 //! |---|---|---|
@@ -21,21 +21,22 @@ use std::time::Duration;
 use dma_map::mapper::{Optimistic, Window};
 use dma_map::risk::{Risk, RiskContract, StaleTimeHistogram};
 
-/// When the physical mapping goes that a guest has unmapped.
+/// Time of the physical unmapping of a mapping that a guest has unmapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HostPolicy {
     /// Before the guest's WAIT completes.
     Strict,
-    /// Asked for at once, and not waited for. Of the window, the number of mappings counts.
+    /// Started at once; the guest's WAIT does not wait for it. Of the window, only the number of
+    /// mappings counts.
     Async(Window),
-    /// Some time later, one for all.
+    /// Delayed until the window closes, then all stale mappings together.
     Deferred(Window),
-    /// Kept, to be found again.
+    /// Kept mapped, so that the guest may map it again without a call.
     Optimistic(Optimistic),
 }
 
 impl HostPolicy {
-    /// What is promised of mappings that a guest has unmapped.
+    /// Returns the bounds that the policy guarantees for mappings that a guest has unmapped.
     pub fn contract(&self) -> RiskContract {
         let of = |count: usize, age: Duration| RiskContract {
             max_stale: Some(count as u64),
@@ -43,7 +44,7 @@ impl HostPolicy {
         };
         match self {
             Self::Strict => RiskContract::STRICT,
-            // As old as a teardown takes.
+            // Bounded by the duration of a teardown.
             Self::Async(window) => of(window.entries, Duration::ZERO),
             Self::Deferred(window) => of(window.entries, window.age),
             Self::Optimistic(bound) => of(bound.quota, bound.residency),
@@ -59,7 +60,7 @@ impl HostPolicy {
         }
     }
 
-    /// How long a mapping may be kept, ns.
+    /// Returns the longest time for which a stale mapping may be kept, in ns.
     pub(crate) fn age_ns(&self) -> u64 {
         match self {
             Self::Strict | Self::Async(_) => 0,
@@ -83,7 +84,7 @@ fn ns(age: Duration) -> u64 {
     u64::try_from(age.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// What was stale, and for how long.
+/// Account of stale mappings: their number, and the durations for which they were stale.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Account {
     now: u64,
@@ -92,13 +93,13 @@ pub(crate) struct Account {
 }
 
 impl Account {
-    /// One more mapping is stale.
+    /// Counts one more stale mapping.
     pub(crate) fn begin(&mut self) {
         self.now += 1;
         self.max = self.max.max(self.now);
     }
 
-    /// A mapping that was stale for so long is that no more.
+    /// Records the end of a mapping that was stale for `ns`.
     pub(crate) fn end(&mut self, ns: u64) {
         self.now -= 1;
         self.stale_times.record(ns);
@@ -109,7 +110,7 @@ impl Account {
         self.now
     }
 
-    /// Beside what `policy` promises.
+    /// Returns the account together with the bounds of `policy`.
     pub(crate) fn risk(&self, policy: &HostPolicy) -> Risk {
         Risk {
             is_unprotected: false,

@@ -1,16 +1,19 @@
-//! Which pages of guest memory assigned devices reach: what may be neither evicted nor discarded.
+//! Set of the pages of guest memory that assigned devices reach, which may be neither evicted nor
+//! discarded.
 //!
 //! A hole punched under a pinned page leaves the device writing into the old page while the
-//! processor sees a new one, without an error anywhere. So whoever takes pages away asks here
-//! first: the owner's `in_use`, which is on the pager's path, and a balloon over plain memory.
+//! processor sees a new one, without an error anywhere. So all code that takes pages away checks
+//! this set first: the owner's `in_use`, which is on the pager's path, and a balloon over plain
+//! memory.
 //!
 //! ```text
-//! run of pages = blocks of 2^k pages, each aligned to its size     5..=12  =  5 | 6..7 | 8..11 | 12
+//! run of pages = blocks of 2^k pages, each aligned to its size
+//!                e.g. 5..=12  =  5 | 6..7 | 8..11 | 12
 //! page p is reached  <=>  for some k there is a block p >> k of order k
 //! ```
-//! A run is at most two blocks of each order, so entering, leaving and asking about a page cost a
-//! look-up for each order that is in use, however many mappings there are and however large they
-//! are. The same page may be reached through several mappings: blocks are counted.
+//! A run is at most two blocks of each order, so insertion, removal and a query of a page cost a
+//! look-up for each order that is in use, regardless of the number and size of the mappings. The
+//! same page may be reached through several mappings: blocks are counted.
 //!
 //! Shared by all devices of a machine and by its balloon; all run on the owner's thread, so the
 //! lock is never waited for.
@@ -31,7 +34,7 @@ pub struct Reach(Arc<Mutex<Index>>);
 struct Index {
     /// Blocks by order and number; how many mappings have each.
     blocks: BTreeMap<(u8, u64), u32>,
-    /// Of each order, how many blocks there are.
+    /// Number of blocks of each order.
     by_order: [u32; ORDERS],
     /// Pages, each mapping counted.
     pages: u64,
@@ -103,7 +106,8 @@ impl Reach {
         })
     }
 
-    /// Pages reached, each counted as often as it is mapped: what the host accounts.
+    /// Returns the number of pages reached, each counted as often as it is mapped, as the host
+    /// accounts them.
     pub fn pages(&self) -> u64 {
         self.index().pages
     }
@@ -135,7 +139,7 @@ fn blocks(first: u64, pages: u64) -> impl Iterator<Item = (u8, u64)> {
         if left == 0 {
             return None;
         }
-        // The largest block that begins here and is not longer than what is left.
+        // The largest block that begins here and is not longer than the rest of the run.
         let order = next.trailing_zeros().min(left.ilog2());
         let block = (order as u8, next >> order);
         next = next.wrapping_add(1 << order);

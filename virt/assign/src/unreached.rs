@@ -1,12 +1,14 @@
-//! A device that its guest drives although it reaches nothing, since translation is off.
+//! Detection of a device that its guest drives although it reaches nothing, since translation is
+//! off.
 //!
-//! The guest's driver only sees that requests time out. So the user is told why, once, when it has
-//! lasted for a while: a system that uses its IOMMU turns translation on before its drivers start.
+//! The guest's driver only sees that requests time out. So the user gets one warning with the
+//! reason, after some time: a system that uses its IOMMU turns translation on before its drivers
+//! start.
 
-/// How long bus mastering is on without translation before that is said, ns.
+/// Duration of bus mastering without translation after which the warning is due, in ns.
 const PATIENCE: u64 = 2_000_000_000;
 
-/// For how long it has been so.
+/// Timer of bus mastering without translation.
 #[derive(Debug, Default)]
 pub(crate) struct Unreached {
     since: Option<u64>,
@@ -14,7 +16,7 @@ pub(crate) struct Unreached {
 }
 
 impl Unreached {
-    /// Notes whether it is so at `now`. True once: it is to be said.
+    /// Records whether the condition holds at `now`, in ns. Returns true once: the warning is due.
     pub(crate) fn look(&mut self, is_so: bool, now: u64) -> bool {
         if self.is_said {
             return false;
@@ -28,7 +30,7 @@ impl Unreached {
         self.is_said
     }
 
-    /// When it has to be looked at again, ns.
+    /// Returns the time of the next call of [`look`](Self::look) that is due, in ns.
     pub(crate) fn deadline(&self) -> Option<u64> {
         let since = self.since.filter(|_| !self.is_said)?;
         Some(since.saturating_add(PATIENCE))
@@ -40,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_said_once_and_when_it_has_lasted() {
+    fn warning_is_due_once_after_the_delay() {
         let mut unreached = Unreached::default();
         assert!(!unreached.look(true, 5));
         assert_eq!(unreached.deadline(), Some(5 + PATIENCE));

@@ -30,13 +30,13 @@ const COMMAND_MEMORY: u16 = 1 << 1;
 const COMMAND_MASTER: u16 = 1 << 2;
 const COMMAND_PIN_OFF: u16 = 1 << 10;
 
-/// Why a device cannot be assigned.
+/// Reason why a device cannot be assigned.
 #[derive(Debug, Error)]
 pub enum OpenError {
-    /// VFIO does not give it.
+    /// VFIO refuses it.
     #[error(transparent)]
     Vfio(#[from] VfioError),
-    /// A guest cannot have it.
+    /// It is not fit for a guest.
     #[error("{address} cannot be assigned: {refusal}")]
     Refused {
         /// Its address.
@@ -61,19 +61,19 @@ pub enum OpenError {
 pub struct Opened {
     /// Its address.
     pub address: String,
-    /// Itself.
+    /// The device.
     pub device: Arc<Device>,
     /// Its group.
     pub group: Group,
     /// Nothing is mapped in it.
     pub container: Container,
-    /// What the host's IOMMU allows.
+    /// Limits of the host's IOMMU.
     pub info: IommuInfo,
-    /// Its DMA snoops the processors' caches, whatever it asks for.
+    /// Its DMA snoops the processors' caches, even without a request for snooping.
     pub is_coherent: bool,
     /// Configuration space, as the guest sees it.
     pub config: GuestConfig,
-    /// What traps.
+    /// Areas of its BARs, and which of them trap.
     pub areas: Areas,
     bars: [Option<Region>; BARS],
 }
@@ -82,7 +82,7 @@ impl Opened {
     /// Opens the device of this address, and resets it if it can be. Its bus mastering is off.
     ///
     /// # Errors
-    /// [`OpenError`], which says what is missing and how to get it.
+    /// [`OpenError`], whose message names the missing part and the way to get it.
     pub fn new(address: &str) -> Result<Self, OpenError> {
         let group = Group::of_device(address)?;
         let container = Container::open()?;
@@ -276,7 +276,7 @@ impl Hardware for VfioHardware {
 
     fn write_bar(&mut self, bar: u8, offset: u64, data: &[u8]) {
         if let Some((device, region)) = self.bar(bar) {
-            // What a device does not take is lost on hardware, too.
+            // A write that the device does not accept is lost on hardware, too.
             let _ = device.write(region, offset, data);
         }
     }
@@ -320,7 +320,7 @@ impl Hardware for VfioHardware {
     }
 
     fn notice(&mut self) -> Option<HostEvent> {
-        // Nothing there is an error of the read.
+        // If nothing is there, the read fails.
         let has_said = |fd: &OwnedFd| rustix::io::read(fd, &mut [0; 8]).is_ok();
         let said = self.notices.iter().find(|(_, _, fd)| has_said(fd));
         said.map(|(_, notice, _)| *notice)
@@ -333,16 +333,16 @@ impl Drop for VfioHardware {
     }
 }
 
-/// A device as the thread of its container has it: what resets it, and what has it open beside its
-/// [`Hardware`].
+/// Handle of a device for the thread of its container: resets the device and keeps it open, beside
+/// its [`Hardware`].
 pub struct Held {
     reset: Box<dyn FnMut() -> Result<(), String> + Send>,
     hide: Box<dyn FnOnce() + Send>,
 }
 
 impl Held {
-    /// What resets the device, and keeps it open; and what ends all mappings of its BARs, each of
-    /// which keeps it open as well.
+    /// Creates the handle from `reset`, which resets the device and keeps it open, and `hide`,
+    /// which ends all mappings of its BARs, each of which keeps it open as well.
     pub fn new(
         reset: impl FnMut() -> Result<(), String> + Send + 'static,
         hide: impl FnOnce() + Send + 'static,

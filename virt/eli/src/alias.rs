@@ -2,11 +2,11 @@
 //!
 //! A vector of the guest's is its own there, unless it is of the host's class, or another one's
 //! alias already: then it gets an *alias*, the highest below that class that the guest has not
-//! claimed. An interrupt that comes with an alias is always acknowledged by the host, who requests
-//! the guest's vector virtually; so an alias is never delivered directly.
+//! claimed. An interrupt that comes with an alias is always acknowledged by the host, which
+//! requests the guest's vector virtually; so an alias is never delivered directly.
 //!
-//! A claim is for good. A guest that has used all vectors has none left for aliases; what would
-//! need one is masked then.
+//! A claim is permanent. A guest that has used all vectors has none left for aliases; an interrupt
+//! that would need one is masked then.
 
 use crate::gate::FIRST_INTERRUPT;
 use crate::hosts::CRITICAL;
@@ -16,7 +16,7 @@ use crate::{Vector, VectorSet};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Full;
 
-/// The guest's vectors, and what they are at the real local APIC.
+/// Map from the guest's vectors to those at the real local APIC.
 #[derive(Clone, Debug)]
 pub struct Aliases {
     /// Claimed, and the same there.
@@ -120,7 +120,7 @@ mod tests {
                 };
                 let had = claimed[usize::from(vector)];
                 let Ok(real) = aliases.claim(vector) else {
-                    // Nothing but a table that is full.
+                    // Only a full table fails.
                     let reals = claimed.iter().flatten().count();
                     assert_eq!(reals, usize::from(CRITICAL - FIRST_INTERRUPT));
                     assert_eq!(had, None);

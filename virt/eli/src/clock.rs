@@ -2,9 +2,9 @@
 //! its ticks.
 //!
 //! The counter is the HPET's (HPET 1.0a, §2.3), which the guest does not reach. It is read by
-//! halves, and where it has 32 bits it is extended by what was read before. [`TickGaps`] is written
-//! by the guest's core, which handles ticks, and by another, which sees those that are overdue; a
-//! guest that takes the first core does not take the second's measure.
+//! halves, and where it has 32 bits it is extended by the previous value. [`TickGaps`] is written
+//! by the guest's core, which handles ticks, and by another core, which detects overdue ones: a
+//! guest that takes over the first core does not affect the measurement of the second.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -16,7 +16,7 @@ impl Period {
     /// The longest that the specification allows: 100 ns.
     const MAX: u32 = 100_000_000;
 
-    /// Of a register of capabilities. `None`: no clock has this one.
+    /// Creates a clock from its capability register. `None` if no clock has this value.
     #[must_use]
     pub const fn new(femtoseconds: u32) -> Option<Self> {
         match femtoseconds {
@@ -87,7 +87,7 @@ pub struct TickGaps {
     windows: AtomicU64,
     starts: [AtomicU64; 2],
     longest: [AtomicU64; 2],
-    /// When the last tick was handled; 0: none yet.
+    /// Time at which the last tick was handled; 0: none yet.
     last: AtomicU64,
     ticks: AtomicU64,
 }
@@ -111,7 +111,7 @@ impl TickGaps {
         }
     }
 
-    /// A window begins: what was before it is no part of any gap.
+    /// Begins a window: time before it is no part of any gap.
     pub fn begin(&self, now: u64) {
         // Relaxed: this core alone writes it.
         let windows = self.windows.load(Ordering::Relaxed) + 1;
@@ -164,8 +164,8 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Notes that it is `value` at `now`. Returns whether it has been the same for `limit` counts
-    /// of the clock by now: once, until it changes again.
+    /// Records `value` at `now`. Returns whether the value has been unchanged for `limit` counts of
+    /// the clock: true once, until it changes again.
     pub const fn is_overdue(&mut self, value: u64, now: u64, limit: u64) -> bool {
         if value != self.value {
             *self = Self {
@@ -184,7 +184,7 @@ impl Progress {
 mod tests {
     use super::*;
 
-    /// QEMU's: 100 MHz, whose 32 bits are over after 42.9 s.
+    /// QEMU's: 100 MHz, whose 32 bits wrap after 42.9 s.
     const QEMU: Period = Period(10_000_000);
     /// 14.318 MHz.
     const CHIPSET: Period = Period(69_841_279);
@@ -210,7 +210,7 @@ mod tests {
 
     #[test]
     fn a_carry_between_the_halves_is_not_missed() {
-        // A counter that goes on by one with each read of a half.
+        // A counter that advances by one with each read of a half.
         let at = |first: u64| {
             let mut now = first;
             let value = read(|half| {
@@ -252,7 +252,7 @@ mod tests {
         gaps.taken(1000);
         gaps.begin(1500);
         assert_eq!(gaps.longest(), 0);
-        // Only what of it lies in the window.
+        // Only its part inside the window counts.
         gaps.taken(1600);
         assert_eq!(gaps.longest(), 100);
         gaps.taken(1650);
@@ -273,7 +273,7 @@ mod tests {
     #[test]
     fn e17_a_count_that_stands_is_said_once_each_time_that_it_stands() {
         let mut nmis = Progress::default();
-        // It goes on, by whatever.
+        // It advances, by any amount.
         for now in 0..100 {
             assert!(!nmis.is_overdue(now / 3 + 1, now * 10, 100));
         }

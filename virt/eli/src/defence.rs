@@ -1,36 +1,40 @@
-//! Defences against a hostile guest: what each is, and sets of them that are on.
+//! Defences against a hostile guest, and sets of those that are on.
 //!
-//! Each has a switch of its own, so that a test can leave out one and show that exactly the attacks
-//! that it is there for succeed. The switches are a tester's: a hypervisor in use has them all on.
+//! Each has a switch of its own, so that a test can turn one off and show that exactly the attacks
+//! against which it is directed succeed. The switches are for tests: a hypervisor in use has them
+//! all on.
 
-/// What contains a part of what a hostile guest can do ([`surface`](crate::surface) says which).
+/// Defence that contains a part of the actions of a hostile guest ([`surface`](crate::surface)
+/// lists them).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Defence {
-    /// A tick that cannot be masked ([`watchdog`](crate::watchdog)), and what it finds.
+    /// A tick that cannot be masked ([`watchdog`](crate::watchdog)), and its findings.
     Watchdog,
-    /// Every exit lets in what waits for the host, not only those of interrupts.
+    /// Every exit takes the pending interrupts of the host, not only the exits for interrupts.
     Window,
-    /// An event whose delivery faults becomes what the processor would make of it; the third ends
-    /// the guest.
+    /// An event whose delivery faults is combined with the fault as the processor would do it; the
+    /// third fault ends the guest.
     Combine,
     /// #DB and #AC exit, so that their delivery cannot repeat itself in the processor.
     Recurring,
-    /// EFER, CR0 and CR4 by the architecture's rules; the shadow is looked at again whenever they
+    /// EFER, CR0 and CR4 by the architecture's rules; the shadow is re-checked whenever they
     /// change.
     Modes,
-    /// Messages and I/O APIC entries are made by the hypervisor: own processor, fixed, edge;
-    /// nothing of the guest's has a vector of the host's class at the real local APIC.
+    /// Messages and I/O APIC entries are made by the hypervisor: own processor, fixed, edge; no
+    /// interrupt of the guest's has a vector of the host's class at the real local APIC.
     Messages,
     /// The limit of the guest's table ends before the host's class.
     Limit,
-    /// What the guest holds in service for too long is ended for it, until it has completed that.
+    /// An interrupt that the guest holds in service for too long is ended for it; direct mode is
+    /// off until the guest has completed it.
     Service,
-    /// A guest that masks interrupts for too large a part of the time is injected to for a while.
+    /// A guest that masks interrupts for too large a part of the time is in injection mode for a
+    /// while.
     Masking,
     /// Task priority never blocks the host's class.
     Priority,
-    /// INT instructions and the guest's own absent gates are told from interrupts.
+    /// INT instructions and the guest's own absent gates are distinguished from interrupts.
     Reflection,
     /// Interrupt commands reach the guest's own processor alone.
     Commands,
@@ -134,8 +138,8 @@ impl Defences {
     /// None.
     pub const NONE: Self = Self(0);
 
-    /// Of a switch's value: `on`, `off`, or names with a minus before each, separated by commas:
-    /// all but those.
+    /// Parses a switch's value: `on`, `off`, or names with a minus before each, separated by
+    /// commas: all but those.
     ///
     /// `None` for anything else.
     #[must_use]

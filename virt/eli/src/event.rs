@@ -1,5 +1,5 @@
-//! Events at the boundary of a guest: EXITINTINFO, what the exit cut off, and EVENTINJ, what the
-//! entry begins with (APM 2, §15.7.2 and §15.20: the same layout).
+//! Events at the boundary of a guest: EXITINTINFO, the event that the exit interrupted, and
+//! EVENTINJ, the event that the entry injects (APM 2, §15.7.2 and §15.20: the same layout).
 
 use crate::Vector;
 use crate::gate::FIRST_INTERRUPT;
@@ -82,11 +82,11 @@ impl Event {
         }
     }
 
-    /// What the field says; `None` if it is not valid, or of a kind that there is not.
+    /// Decodes the field; `None` if it is not valid, or of an unknown kind.
     ///
-    /// QEMU's processor calls an interrupt from outside an exception (kind 3) if its delivery
-    /// faults. No exception has a vector of 32 or more, so that is what such a one is; nor has one
-    /// vector 2, which is a non-maskable interrupt's.
+    /// QEMU's processor reports an external interrupt as an exception (kind 3) if its delivery
+    /// faults. No exception has a vector of 32 or more, so an exception of such a vector is an
+    /// external interrupt; one of vector 2 is a non-maskable interrupt.
     #[must_use]
     pub const fn from_field(field: u64) -> Option<Self> {
         if field & VALID == 0 {
@@ -126,8 +126,8 @@ impl Event {
         VALID | kind << 8 | self.vector as u64 | code
     }
 
-    /// What the guest gets when `second` happens while this is delivered: that, or a double fault,
-    /// or `None` for a shutdown (APM 2, §8.2.9).
+    /// Returns the event that the guest receives when `second` happens during the delivery of
+    /// `self`: `second`, or a double fault, or `None` for a shutdown (APM 2, §8.2.9).
     #[must_use]
     pub const fn then(self, second: Self) -> Option<Self> {
         if !matches!(self.kind, Kind::Exception) {
@@ -151,10 +151,10 @@ impl Event {
     /// Combines this fault with the event that was being delivered, if any: the guest's event, or
     /// `None` for a shutdown.
     ///
-    /// Each step of a row of faults goes this way, also those that the hypervisor raises for what
-    /// the guest's tables do not know of (a nested page fault, a refusal). So a delivery that
-    /// faults whatever is delivered ends: after the second fault there is but #DF, and after the
-    /// third the guest is over.
+    /// Every fault of a sequence is combined this way, also those that the hypervisor raises for
+    /// causes unknown to the guest's tables (a nested page fault, a refusal). So a delivery that
+    /// faults at every event terminates: the second fault becomes #DF, and the third ends the
+    /// guest.
     #[must_use]
     pub const fn met_during(self, first: Option<Self>) -> Option<Self> {
         match first {
@@ -220,7 +220,7 @@ mod tests {
         let event = Event::from_field(0x8000_03ec).unwrap();
         assert_eq!(event, Event::external(0xec));
         assert_eq!(event.field(), 0x8000_00ec);
-        // What hardware says.
+        // The value that hardware reports.
         assert_eq!(Event::from_field(0x8000_00ec), Some(event));
     }
 
@@ -242,7 +242,7 @@ mod tests {
 
     #[test]
     fn a_delivery_that_always_faults_ends_at_the_third_fault() {
-        // Whatever the hypervisor answers with, and whatever was delivered first.
+        // For any event of the hypervisor, and any event that was delivered first.
         let kinds = [Kind::External, Kind::Nmi, Kind::Exception, Kind::Software];
         for fault in [0, 10, 11, 12, 13, 14].map(|vector| Event::exception(vector, Some(0))) {
             for kind in kinds {

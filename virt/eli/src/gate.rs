@@ -52,11 +52,11 @@ impl Gate {
         self.0[0] & SYSTEM == 0 && self.0[0] >> 41 & 7 == 7
     }
 
-    /// What stands in the shadow for it where the vector is not the guest's to take directly:
-    /// marked not present.
+    /// Returns the shadow's gate for a vector that is not delivered directly to the guest: this
+    /// gate, marked not present.
     ///
-    /// Its type stays a gate's, or becomes one: the processor looks at the type first, and would
-    /// raise #GP for type 0 where #NP is what the host waits for.
+    /// Its type stays a gate's, or becomes one: the processor checks the type first, and would
+    /// raise #GP for type 0 where the host expects #NP.
     #[must_use]
     pub const fn hidden(self) -> Self {
         let mut low = self.0[0] & !PRESENT;
@@ -73,7 +73,7 @@ pub fn is_within(limit: u32, vector: Vector) -> bool {
     u32::from(vector) * u32::from(GATE_LEN) + u32::from(GATE_LEN) - 1 <= limit
 }
 
-/// Why a guest's table has no shadow, which is to say why its interrupts are injected.
+/// Reason why a guest's table has no shadow, and its interrupts are therefore injected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unfit {
     /// The guest is not in long mode, or its table is a short one of an early boot stage.
@@ -101,7 +101,7 @@ impl core::fmt::Display for Unfit {
 /// physical address is known.
 ///
 /// # Errors
-/// Why it cannot.
+/// The reason why it cannot.
 pub fn placement(
     long_mode: bool,
     limit: u32,

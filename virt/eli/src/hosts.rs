@@ -5,7 +5,7 @@
 //! *critical* interrupts). That class is the host's *alone* at the real local APIC: the guest's
 //! vectors of that class have others there ([`alias`](crate::alias)). So nothing of the guest's is
 //! ever in service above or beside one of the host's, and an interrupt of the host's is delivered
-//! as soon as interrupts are let in.
+//! as soon as interrupts are enabled.
 
 use crate::{Vector, VectorSet};
 
@@ -19,7 +19,7 @@ pub const SPURIOUS: Vector = 0xff;
 pub enum Source {
     /// Its periodic tick.
     Tick,
-    /// What another core tells it.
+    /// A message from another core.
     Message,
     /// A core that polls a device of the guest's has completed a request.
     Completion,

@@ -1,4 +1,4 @@
-//! The mode machine, and the model of what is requested and in service.
+//! Mode machine, and model of the requested and in-service vectors.
 
 mod counts;
 mod reflect;
@@ -18,7 +18,7 @@ use crate::policy;
 use crate::vectors::class;
 use crate::{Vector, VectorSet};
 
-/// What goes without an exit.
+/// Operations that are direct, without an exit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DirectModes {
     /// Assigned interrupts are delivered directly (§3.5.1).
@@ -36,47 +36,48 @@ pub struct Cpu {
     pub shadow: bool,
     /// The entry begins with an event already (EVENTINJ).
     pub event: bool,
-    /// It is to run one instruction only, with interrupts masked.
+    /// The guest runs one instruction only, with interrupts masked.
     pub stepping: bool,
 }
 
 /// A vector that the processor acknowledged on the host's behalf.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Acknowledged {
-    /// Which.
+    /// The vector.
     pub vector: Vector,
-    /// Its bit in the local APIC's in-service register; without it, it is an 8259's (ExtINT) and
-    /// gets no EOI.
+    /// Its bit in the local APIC's in-service register. If clear, the interrupt is an 8259's
+    /// (ExtINT) and gets no EOI.
     pub in_service: bool,
-    /// Its bit in the trigger-mode register: its source sends again at the EOI, unless it is quiet
-    /// by then.
+    /// Its bit in the trigger-mode register. If set, its source sends again at the EOI, unless its
+    /// line is deasserted by then.
     pub level: bool,
 }
 
-/// What became of such a vector.
+/// Disposition of an acknowledged vector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Disposition {
-    /// How many EOIs the real local APIC gets now.
+    /// Number of EOIs to send to the real local APIC now.
     pub eois: u8,
-    /// Whose it is, if the host's; else the guest's, requested virtually.
+    /// The host's source if the vector is the host's; otherwise it is the guest's and requested
+    /// virtually.
     pub to: Option<Source>,
 }
 
-/// What an EOI of the guest's comes to.
+/// Result of an EOI of the guest's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completed {
-    /// How many EOIs the real local APIC gets.
+    /// Number of EOIs to send to the real local APIC.
     pub eois: u8,
-    /// What it ended.
+    /// Interrupt that it ended.
     pub ended: EoiOutcome,
 }
 
-/// What an EOI ended.
+/// Interrupt that an EOI ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EoiOutcome {
-    /// A virtual one.
+    /// A virtual interrupt.
     Virtual(Vector),
-    /// One that was delivered directly.
+    /// An interrupt that was delivered directly.
     Real(Vector),
     /// Nothing was in service.
     Nothing,
@@ -85,7 +86,7 @@ pub enum EoiOutcome {
 /// An event to begin an entry with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Injection {
-    /// It.
+    /// The event.
     pub event: Event,
     /// Its gate is hidden in the shadow, and must be open for it.
     pub opens: bool,
@@ -118,7 +119,7 @@ pub struct Core {
     aliases: Aliases,
     /// The guest's spurious vector.
     spurious: Vector,
-    /// A shadow of the guest's table stands.
+    /// The guest's table is shadowed.
     engaged: bool,
     /// The guest delays the host's interrupts by masking: no direct mode until it is resumed.
     suspended: bool,
@@ -131,12 +132,12 @@ pub struct Core {
     /// Virtual.
     requested: VectorSet,
     in_service: VectorSet,
-    /// Of 8259s, in service there. The newest, which is last, has their highest priority.
+    /// Vectors of 8259s, in service there. The newest, which is last, has their highest priority.
     externals: [Vector; EXTERNALS],
     externals_len: usize,
     /// In service at the real local APIC, with an EOI that is owed to it.
     owed: VectorSet,
-    /// Of these, those that are over, but had another above them.
+    /// Those of `owed` that have ended, but had another above them.
     over: VectorSet,
     /// Gates of the shadow that are open though not assigned.
     opened: VectorSet,
@@ -185,22 +186,22 @@ impl Core {
     /// Vectors that are delivered directly from now on, if they are the same at the real local
     /// APIC.
     ///
-    /// None of the host's class is, and none that has an alias: the fault that it meets in direct
-    /// mode would look like the guest's own.
+    /// Vectors of the host's class, and those that have an alias, are not assigned: in direct mode
+    /// their fault would look like the guest's own.
     pub fn assign(&mut self, vectors: VectorSet) {
         let aliases = &mut self.aliases;
         self.assigned = vectors
             .iter()
             .filter(|vector| *vector < CRITICAL && aliases.claim(*vector) == Ok(*vector))
             .collect();
-        // Its delivery may have been cut off: it goes again, through a gate that must not be hidden
-        // from it meanwhile.
+        // Its delivery may have been interrupted: it is injected again, through a gate that must
+        // not be hidden meanwhile.
         if let Some(vector) = self.injected {
             self.open(vector);
         }
     }
 
-    /// They.
+    /// Returns the assigned vectors.
     #[must_use]
     pub const fn assigned(&self) -> VectorSet {
         self.assigned
@@ -242,9 +243,9 @@ impl Core {
         self.requested.insert(vector);
     }
 
-    /// The processor got INIT: nothing is requested or in service any more, and it has no table.
-    /// What is a vector's own at the real local APIC stays, since messages with it may be under
-    /// way; nothing may be in service there.
+    /// Resets the state after the processor received INIT: nothing is requested or in service any
+    /// more, and it has no table. The aliases of vectors at the real local APIC stay, since
+    /// messages with them may be under way. Nothing may be in service there.
     pub fn reset(&mut self) {
         let (direct_modes, aliases, counts) =
             (self.direct_modes, self.aliases.clone(), self.counts);
@@ -267,7 +268,7 @@ impl Core {
         }
     }
 
-    /// Whether a shadow stands.
+    /// Returns whether the guest's table is shadowed.
     #[must_use]
     pub const fn is_engaged(&self) -> bool {
         self.engaged
@@ -279,7 +280,7 @@ impl Core {
         &self.last
     }
 
-    /// What has been done.
+    /// Returns the counters.
     #[must_use]
     pub const fn counts(&self) -> &Counts {
         &self.counts
@@ -292,12 +293,13 @@ impl Core {
         !real.without(self.owed).is_empty()
     }
 
-    /// Ends what is in service at the real local APIC, `real`, which is virtual from here on.
-    /// Returns how many EOIs that takes now. There is no direct mode until the guest has ended it.
+    /// Ends the interrupts in service at the real local APIC, `real`, which are virtual from here
+    /// on. Returns the number of EOIs to send now. There is no direct mode until the guest has
+    /// ended them.
     ///
-    /// The guest's own priorities stay as they are, and its EOIs find what they mean, should they
-    /// come after all. What is in service below a level-triggered one that waits for the guest is
-    /// ended with that one.
+    /// The guest's own priorities stay as they are, and a later EOI of the guest ends the interrupt
+    /// for which it is meant. An interrupt in service below a level-triggered one that waits for
+    /// the guest is ended with that one.
     pub fn fall_back(&mut self, mut real: VectorSet) -> u8 {
         self.away = true;
         self.counts.forced += 1;
@@ -329,13 +331,14 @@ impl Core {
         self.suspended
     }
 
-    /// The guest's task priority (CR8 is its upper half); what the real register gets.
+    /// Sets the guest's task priority (CR8 is its upper half); returns the value for the real
+    /// register.
     pub fn set_task_priority(&mut self, priority: u8) -> u8 {
         self.task_priority = priority;
         policy::real_task_priority(priority)
     }
 
-    /// It.
+    /// Returns the guest's task priority.
     #[must_use]
     pub const fn task_priority(&self) -> u8 {
         self.task_priority
@@ -355,8 +358,9 @@ impl Core {
         guests.union(self.requested)
     }
 
-    /// What it reads in its in-service register, where the real one has `real`: bug 7 is to show
-    /// that alone. What is owed is there really, but the guest may not have got it yet.
+    /// Returns the value of the guest's in-service register, where the real one has `real`. To
+    /// return `real` alone would be wrong: a vector whose EOI is owed is in `real`, but the guest
+    /// may not have received it yet.
     #[must_use]
     pub fn in_service(&self, real: VectorSet) -> VectorSet {
         real.without(self.owed).union(self.in_service)
@@ -404,8 +408,8 @@ impl Core {
             // Sixteen lines: more there cannot be, since each is in service in its 8259 until the
             // guest ends it.
             if self.externals_len < EXTERNALS {
-                // Behind what was there, but before those of this window, which are newer: they
-                // have been looked at already.
+                // Behind the older ones, but before those of this window, which are newer and have
+                // been handled already.
                 self.externals
                     .copy_within(older..self.externals_len, older + 1);
                 self.externals[older] = if vector == SPURIOUS {
@@ -496,7 +500,7 @@ impl Core {
         }
     }
 
-    /// Ends `vector`, as it is at the real local APIC, now or behind what is above it.
+    /// Ends `vector`, as it is at the real local APIC, now or after those above it.
     fn end_of(&mut self, vector: Vector, real: &mut VectorSet) -> u8 {
         if real.highest() == Some(vector) {
             return self.end(real);
@@ -538,7 +542,7 @@ impl Core {
         plan
     }
 
-    /// Nothing is virtual.
+    /// Returns whether nothing is virtual.
     fn may_be_direct(&self) -> bool {
         let quiet = self.externals_len == 0
             && self.requested.is_empty()
@@ -559,8 +563,8 @@ impl Core {
                 self.externals_len = last;
                 plan.inject = Some(self.inject(self.externals[last]));
             }
-            // Its end goes to the 8259 without an exit: what else waits must have one as soon as it
-            // can be taken.
+            // Its end goes to the 8259 without an exit: other waiting interrupts need an exit as
+            // soon as they can be taken.
             plan.window = !can || self.externals_len > 0 || self.next(real).is_some();
             return;
         }
@@ -575,8 +579,8 @@ impl Core {
         plan.window = !can;
     }
 
-    /// The highest that is requested virtually, if its priority is above what is in service and the
-    /// task's.
+    /// Returns the highest vector that is requested virtually, if its priority is above those in
+    /// service and the task's.
     fn next(&self, real: VectorSet) -> Option<Vector> {
         let vector = self.requested.highest()?;
         let in_service = self.in_service(real).highest().map_or(0, class);
@@ -605,17 +609,17 @@ impl Core {
         is_hidden
     }
 
-    /// What an exit cut off, if the next entry must begin with it again.
+    /// Returns the event that an exit interrupted, if the next entry must inject it again.
     ///
-    /// An INT instruction is run again by the guest, since the instruction pointer still stands
-    /// before it; unless it was we who injected it, with the pointer behind it.
+    /// The guest runs an INT instruction again by itself, since the instruction pointer is still
+    /// before it, unless the hypervisor injected it, with the pointer behind it.
     #[must_use]
     pub fn again(&self, cut_off: Option<Event>, was_injected: bool) -> Option<Event> {
         cut_off.filter(|event| event.kind != Kind::Software || was_injected)
     }
 
-    /// Looks at what is really in service at an exit: what is there and neither the guest's nor
-    /// owed was meant for the host, and the guest took it.
+    /// Checks the vectors really in service at an exit. One that is neither the guest's nor owed
+    /// was meant for the host, and the guest took it: it is returned.
     pub fn audit(&mut self, real: VectorSet) -> Option<Vector> {
         let stolen = real.without(self.owed).without(self.assigned);
         let vector = stolen.iter().find(|vector| Source::of(*vector).is_some())?;

@@ -1,11 +1,11 @@
-//! The surface of a guest that has real interrupt hardware: everything that it can use, what it
-//! could take by it, what contains it, and the test that says so. docs/eli.md shows the same table;
-//! a test compares the two.
+//! Attack surface of a guest that has real interrupt hardware: everything that it can use, the harm
+//! that it could do by it, its containment, and the test that shows it. docs/eli.md has the same
+//! table; a test compares the two.
 //!
 //! A row without a test is not contained, and a hypervisor counts those rows at its start. A test
 //! is the name of a payload of `eli-attacks`, which is run without the row's defences, where it
-//! must succeed, with them, and calm. Payloads of rows that nothing but the architecture contains
-//! are honest, and are run with all defences: they must get what they are due.
+//! must succeed, with them, and calm. Payloads of rows that only the architecture contains are
+//! honest, and are run with all defences: they must succeed.
 
 use core::fmt;
 
@@ -52,29 +52,29 @@ impl Part {
     }
 }
 
-/// What contains a row.
+/// Containment of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Contained {
     /// These defences; without all of them the tests' attacks succeed.
     By(&'static [Defence]),
     /// The architecture: the guest's own state alone, or virtual.
     Virtual(&'static str),
-    /// Nothing, or nothing that is tested; why.
+    /// Not contained, or without a test: the reason.
     Not(&'static str),
 }
 
 /// A row.
 #[derive(Clone, Copy, Debug)]
 pub struct Row {
-    /// Which part.
+    /// Part of the surface.
     pub part: Part,
-    /// What the guest uses.
+    /// Feature that the guest uses.
     pub uses: &'static str,
-    /// What it could take by it.
+    /// Harm that the guest could do by it.
     pub takes: &'static str,
-    /// What contains it.
+    /// Its containment.
     pub contained: Contained,
-    /// Payloads that show it.
+    /// Names of the payloads that test it.
     pub tests: &'static [&'static str],
 }
 

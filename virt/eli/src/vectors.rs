@@ -35,14 +35,14 @@ impl VectorSet {
         self.0[usize::from(vector >> 6)] |= 1 << (vector & 63);
     }
 
-    /// Takes `vector` out; whether it was in.
+    /// Removes `vector`; returns whether it was in the set.
     pub fn remove(&mut self, vector: Vector) -> bool {
         let was = self.contains(vector);
         self.0[usize::from(vector >> 6)] &= !(1 << (vector & 63));
         was
     }
 
-    /// Whether `vector` is in.
+    /// Returns whether `vector` is in the set.
     #[must_use]
     pub const fn contains(&self, vector: Vector) -> bool {
         self.0[(vector >> 6) as usize] >> (vector & 63) & 1 != 0
@@ -55,13 +55,13 @@ impl VectorSet {
         Some(index * 64 + 63 - word.leading_zeros() as u8)
     }
 
-    /// Whether none is in.
+    /// Returns whether the set is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0 == [0; 4]
     }
 
-    /// How many are in.
+    /// Returns the number of vectors in the set.
     #[must_use]
     pub fn len(&self) -> u32 {
         self.0.iter().map(|word| word.count_ones()).sum()

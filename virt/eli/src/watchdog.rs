@@ -1,18 +1,18 @@
 //! Findings about a guest that keeps the processor in direct mode, and their consequences (§3.7.2).
 //!
 //! A guest in direct mode can keep the processor without a single exit: with interrupts masked, or
-//! with an assigned vector in service for ever, which blocks all of its class and below. Only an
-//! interrupt that cannot be masked still exits, the watchdog's. It lets in what waits for the host,
-//! so that the host's interrupts are never later than the watchdog's period; and it looks at what
-//! is in service ([`Service`]).
+//! with an assigned vector in service forever, which blocks all of its class and below. Only an
+//! interrupt that cannot be masked still exits, the watchdog's. It takes the pending interrupts of
+//! the host, so that these are never later than the watchdog's period; and it checks the vectors in
+//! service ([`Service`]).
 //!
-//! No finding is for good. [`Masking`] counts those that harm the host, a tick of its own that
-//! waits ([`Ticks`]), at moments that no guest can keep clear of ([`Samples`]).
+//! No finding is permanent. [`Masking`] counts those that harm the host, by a pending tick of the
+//! host ([`Ticks`]), at times that no guest can avoid ([`Samples`]).
 
 /// Ticks of the watchdog in a row, each of which finds something of the guest's in service.
 ///
 /// A guest that ends its interrupts is found so as well, if it spends most of its time in handlers:
-/// what follows costs it some exits, until it has ended what it is in, and nothing else.
+/// the consequence is only some exits, until it has ended the interrupts in service.
 #[derive(Clone, Debug)]
 pub struct Service {
     limit: u32,
@@ -20,21 +20,21 @@ pub struct Service {
 }
 
 impl Default for Service {
-    /// With a period of 20 ms: 0.2 s.
+    /// Ten ticks: with a period of 20 ms, 0.2 s.
     fn default() -> Self {
         Self::new(10)
     }
 }
 
 impl Service {
-    /// With this many ticks.
+    /// Creates a counter with a limit of this many ticks.
     #[must_use]
     pub const fn new(limit: u32) -> Self {
         Self { limit, ticks: 0 }
     }
 
-    /// A tick, which finds something of the guest's in service or nothing, whichever vectors these
-    /// are. Whether what is in service is to be ended now, and virtual from here on
+    /// Counts a tick that finds any vector of the guest's in service, or none. Returns whether
+    /// those in service must be ended now, and be virtual from here on
     /// ([`Core::fall_back`](crate::Core::fall_back)).
     pub fn tick(&mut self, is_held: bool) -> bool {
         self.ticks = if is_held { self.ticks + 1 } else { 0 };
@@ -66,8 +66,8 @@ impl Ticks {
         }
     }
 
-    /// One is taken, for itself and for those that have merged with it: µs since the first of them
-    /// was due.
+    /// Takes a tick, and those that have merged with it. Returns the µs since the first of them was
+    /// due.
     pub fn take(&mut self, now_us: u64) -> u64 {
         let due_us = self.start_us + (self.taken + 1) * self.period_us;
         // When the timer was started is known a little too late.
@@ -81,18 +81,18 @@ impl Ticks {
 /// Findings that a guest in direct mode masks interrupts while a tick of the host's waits, over a
 /// sliding time.
 ///
-/// Only a tick that cannot be masked finds that; a host's interrupt that is merely late may be the
-/// machine's doing. Such a tick comes from the watchdog, which a guest can foresee, and at random
-/// moments between ([`Samples`]), which none can: so the part of the findings is the part of the
-/// time, however a guest distributes its masking. Six within a second are answered by injection for
-/// a second, in which physical interrupts exit whatever the guest masks; a tick that is late by
-/// less than half the time to the next is no finding. The bound that follows: each of the host's
-/// ticks is late by one period of the watchdog at most, and those that merge because of it are
-/// those of six findings in a second.
+/// Only a tick that cannot be masked detects that; a late interrupt of the host's alone may be
+/// caused by the machine. Such ticks come from the watchdog, which a guest can predict, and at
+/// random times between ([`Samples`]), which it cannot: so the fraction of ticks with a finding
+/// equals the fraction of time, however a guest distributes its masking. Six findings within a
+/// second cause injection mode for a second, in which physical interrupts exit regardless of the
+/// guest's masking. A tick that is late by less than half the time to the next is no finding. The
+/// resulting bound: each of the host's ticks is late by at most one period of the watchdog, and the
+/// ticks that merge because of it are those of six findings in a second.
 #[derive(Clone, Debug)]
 pub struct Masking {
     least_us: u64,
-    /// When the last findings were, the oldest first.
+    /// Times of the last findings, in µs, the oldest first.
     findings_us: [Option<u64>; Self::FINDINGS],
     /// Injection until then.
     until_us: u64,
@@ -130,21 +130,21 @@ impl Masking {
         is_due
     }
 
-    /// Whether injection is over.
+    /// Returns whether injection has ended.
     #[must_use]
     pub const fn is_over(&self, now_us: u64) -> bool {
         now_us >= self.until_us
     }
 }
 
-/// Random moments at which a guest in direct mode is looked at, half a watchdog's period apart on
-/// the average.
+/// Random times at which a guest in direct mode is checked, half a watchdog's period apart on the
+/// average.
 #[derive(Clone, Debug)]
 pub struct Samples {
     mean_us: u64,
     state: u64,
     due_us: Option<u64>,
-    /// When the watchdog's was last seen.
+    /// Time of the watchdog's last tick, in µs.
     watchdog_us: u64,
 }
 

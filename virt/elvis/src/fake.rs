@@ -6,7 +6,7 @@ use std::ops::Range;
 use address::Iova;
 use virtqueue::{Memory, OutOfReach, QueueConfig};
 
-/// Memory from 0 up to its length; what the guest does not have of it is `hole`.
+/// Memory from 0 up to its length; the guest does not have the part `hole`.
 pub struct Ram {
     bytes: RefCell<Vec<u8>>,
     pub hole: Range<u64>,
@@ -65,7 +65,7 @@ impl Memory for Ram {
 pub const DESC: u64 = 0x1000;
 pub const AVAIL: u64 = 0x2000;
 pub const USED: u64 = 0x3000;
-/// Where headers are, and statuses.
+/// Addresses of headers, and of statuses.
 pub const HEADER: u64 = 0x4000;
 pub const STATUS: u64 = 0x5000;
 pub const DATA: u64 = 0x1_0000;

@@ -1,7 +1,7 @@
 //! Configuration space of the function (PCI 3.0, §6; virtio 1.2, §4.1.2 to §4.1.4).
 //!
-//! Its base address is where the hypervisor has put it: sizing is answered, moving is refused,
-//! since the pages behind it are shown by the hypervisor's page tables. There is no interrupt pin.
+//! Its base address is fixed by the hypervisor: sizing is answered, moving is refused, since the
+//! hypervisor's page tables map the pages behind it. There is no interrupt pin.
 
 use virtqueue::split;
 
@@ -55,7 +55,7 @@ pub enum Written {
     Nothing,
     /// Messages are on, off or masked, or the function may use memory, or not any more.
     Changed,
-    /// It had none, and why that is said.
+    /// It had no effect; the reason is logged.
     Refused(&'static str),
 }
 
@@ -71,7 +71,7 @@ pub struct Function {
 }
 
 impl Function {
-    /// One whose base address is `bar`, a multiple of [`BAR_LEN`] below 4 GiB.
+    /// Creates a function whose base address is `bar`, a multiple of [`BAR_LEN`] below 4 GiB.
     #[must_use]
     pub fn new(bar: u32) -> Self {
         Self {
@@ -84,7 +84,7 @@ impl Function {
         }
     }
 
-    /// Its base address.
+    /// Returns its base address.
     #[must_use]
     pub const fn bar(&self) -> u32 {
         self.bar

@@ -31,7 +31,7 @@ impl Control {
         }
     }
 
-    /// As bits of the word.
+    /// Returns the bits of the word.
     #[must_use]
     pub const fn bits(self) -> u32 {
         let on = if self.is_on { Self::ON } else { 0 };

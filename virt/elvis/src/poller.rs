@@ -5,8 +5,8 @@
 //!                              │ poll: at most one request
 //!                              └──────┴─▶ Outcome: vectors to send, a queue that has stopped
 //! ```
-//! Another epoch, or another queue, begins anew; the same goes on where it was. What would
-//! interrupt while its entry is masked is pending, and sent when that opens.
+//! With another epoch, or another queue, the poller begins anew; with the same it continues where
+//! it was. An interrupt whose entry is masked is pending, and sent when the entry is unmasked.
 
 use virtqueue::{FixedChain, Memory, OutOfReach, PolledQueue, QueueConfig, QueueStop};
 
@@ -79,7 +79,7 @@ impl Poller {
             self.has_stopped = false;
         }
         match settings.queue {
-            // Bus mastering may be off for a while: the queue goes on behind it.
+            // Bus mastering may be off for a while: the queue continues afterwards.
             None => {}
             Some(_) if self.queue.is_some() || self.has_stopped => {}
             Some(config) => self.start(&config, memory, &mut outcome),
@@ -137,7 +137,7 @@ impl Poller {
         self.pending
     }
 
-    /// The queue stops, and the driver is to look at the status.
+    /// Stops the queue, and notifies the driver of the changed status.
     #[cold]
     fn stop(&mut self, why: QueueStop, outcome: &mut Outcome) {
         self.has_stopped = true;
@@ -156,8 +156,8 @@ impl Poller {
     }
 }
 
-/// Takes a request, serves it, and returns it. Whether the driver wants an interrupt, if there was
-/// one.
+/// Takes a request, serves it, and completes it. Returns whether the driver wants an interrupt, if
+/// there was a request.
 fn serve<const N: usize>(
     queue: &mut PolledQueue,
     chain: &mut FixedChain<N>,

@@ -1,7 +1,7 @@
 //! The common configuration structure (virtio 1.2, §4.1.4.3), of a device with one queue.
 //!
 //! The hypervisor does not decode the guest's instruction: it [shows](Registers::shown) the
-//! structure in a page, lets the instruction run on that, and gives back what stands there then
+//! structure in a page, lets the instruction run on that, and passes the page's content back
 //! ([`written`](Registers::written)). So widths are not known; every field at the access, and every
 //! one that differs, counts as written, in the structure's order.
 //!
@@ -20,7 +20,7 @@ use crate::request;
 
 /// Bytes of the structure.
 pub const LEN: usize = 0x38;
-/// "No vector": what an unset or refused vector register reads.
+/// "No vector": value of an unset or refused vector register.
 pub const NO_VECTOR: u16 = 0xffff;
 /// Features that are offered: virtio 1, event indices, a bound on segments and on their size.
 pub const OFFERED: u64 =
@@ -118,7 +118,7 @@ impl Default for Registers {
 }
 
 impl Registers {
-    /// Resets so far: what was set up before one is another device's.
+    /// Returns the number of resets so far: a setup from before a reset is void.
     #[must_use]
     pub const fn epoch(&self) -> u32 {
         self.epoch
@@ -155,7 +155,7 @@ impl Registers {
         })
     }
 
-    /// The device cannot go on without a reset (§2.1.2).
+    /// Marks that the device cannot continue without a reset (§2.1.2).
     pub fn set_needs_reset(&mut self) {
         if self.status & status::DRIVER_OK != 0 {
             self.status |= status::NEEDS_RESET;

@@ -1,8 +1,8 @@
 //! A block request (virtio 1.2 §5.2.6): header, data, status, in a chain however the driver cut it.
 //!
-//! The data go from the disk to the guest, or back, in one copy. A request that asks for what is
-//! not there is answered so; a chain that is no request, or names memory that is not the guest's,
-//! breaks the protocol.
+//! The data go from the disk to the guest, or back, in one copy. A request beyond the disk, or of
+//! an unsupported type, is answered with an error status; a chain that is no request, or names
+//! memory that is not the guest's, breaks the protocol.
 
 use address::Iova;
 use virtqueue::{FixedChain, Memory, OutOfReach, QueueStop, Segment, Violation};
@@ -18,7 +18,7 @@ pub const SECTOR: u64 = 512;
 pub const SIZE_MAX: u32 = 8 << 10;
 /// Most data segments that drivers are asked to make: a chain has a header and a status, too.
 pub const SEG_MAX: u32 = 126;
-/// Most bytes of a request: what a poll takes is bounded by it.
+/// Most bytes of a request, which bounds the duration of a poll.
 pub const TRANSFER_MAX: u32 = 1 << 20;
 const _: () = assert!(SIZE_MAX * SEG_MAX <= TRANSFER_MAX);
 
@@ -91,8 +91,8 @@ pub fn serve<const N: usize>(
         _ => (UNSUPPORTED, 0),
     };
     copy(memory, Row::ToGuest(writable), room, &mut [status])?;
-    // What was not written counts as written all the same, since the status lies behind it: only
-    // what a driver may not look at, where the status says so.
+    // Bytes that were not written count as written, too, since the status is behind them: the
+    // driver may not read them, according to the status.
     Ok(if status == OK { written + 1 } else { 1 })
 }
 

@@ -1,4 +1,4 @@
-//! What an access to the memory of another process costs:
+//! Benchmark of accesses to the memory of another process:
 //! `cargo run --release -p guest-mem --example foreign_cost`.
 //!
 //! Cases: `run/hit`, `run/miss` (two regions in turn), `lease`, `lease+check` (with
@@ -78,8 +78,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         black_box(watch.load_relaxed());
     });
 
-    // 256 places of a 16 MiB stretch, one after the other, so that the second-level cache is no
-    // help to anybody; and one place again and again.
+    // 256 places of a 16 MiB stretch, one after the other, so that the second-level cache does
+    // not help; and one place repeatedly.
     for len in [16usize, 64, 128, 256, 512, 1024, 4096, 16384, 65536] {
         let mut buf = vec![1u8; len];
         let mut plain = vec![1u8; 16 << 20];

@@ -1,21 +1,21 @@
-//! The answer to every access to guest memory: `Ready`, `Pending` or `Fault`.
+//! Result of an access to guest memory: `Ready`, `Pending` or `Fault`.
 //!
 //! `Ready` is [`Ok`]; the other two are [`Stop`], so that `?` carries them out of a device's code.
-//! A caller that meets `Pending` leaves its state as it was before the access, parks the queue or
-//! unit, and starts the same step again once the ticket's completion message arrives: every step
-//! that touches guest memory is written so that doing it twice is the same as doing it once.
+//! A caller that receives `Pending` leaves its state as it was before the access, parks the queue
+//! or unit, and repeats the step once the ticket's completion message arrives. Every step that
+//! touches guest memory is therefore idempotent.
 
 use crate::addr::{Gpa, Iova};
 
-/// What an access answers.
+/// Result of an access.
 pub type Access<T> = Result<T, Stop>;
 
-/// Names one awaited event: a page being brought in, a miss being answered, a mapping being made.
-/// Those of a [`DeviceTlb`](crate::DeviceTlb) have bit 63 set, and those of memory have not.
+/// Name of one awaited event: a page being brought in, a miss being answered, a mapping being made.
+/// Tickets of a [`DeviceTlb`](crate::DeviceTlb) have bit 63 set, tickets of memory have it clear.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Ticket(pub u64);
 
-/// Why an access gave no data.
+/// Reason why an access gave no data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stop {
     /// Not now: park, and begin this step again when the ticket completes.
@@ -24,7 +24,7 @@ pub enum Stop {
     Fault(DmaFault),
 }
 
-/// Why an access will never succeed as things stand.
+/// Reason why an access fails: repeating it will not help while the mappings and RAM are unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DmaFault {
     /// The IOMMU refused the access and has recorded the fault the guest will see.
@@ -48,16 +48,16 @@ impl From<DmaFault> for Stop {
     }
 }
 
-/// What memory is wanted for, where it may be absent.
+/// Purpose of an access to memory that may be absent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Intent {
-    /// To be read.
+    /// The memory is read.
     Read,
-    /// To be written here and there.
+    /// Parts of the memory are written.
     Write,
-    /// To be filled as a whole, as by a read from a disk: what whole pages hold need not be brought
-    /// in. Absent ones become zeroes at once, so that a fill that fails or is short leaves zeroes,
-    /// never what they held before.
+    /// All of the memory is filled, as by a read from a disk: the content of whole pages need not
+    /// be brought in. Absent pages become zeroes at once, so that a fill that fails or is short
+    /// leaves zeroes, never the previous content.
     Overwrite,
 }
 
@@ -71,7 +71,7 @@ impl From<Perm> for Intent {
 }
 
 impl Intent {
-    /// What the device does then.
+    /// Returns the access that the device makes for this purpose.
     pub const fn perm(self) -> Perm {
         match self {
             Self::Read => Perm::Read,
@@ -80,7 +80,7 @@ impl Intent {
     }
 }
 
-/// What the device does to the memory.
+/// Kind of access to memory by a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Perm {
     /// The device reads guest memory.

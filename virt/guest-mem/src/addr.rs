@@ -1,7 +1,7 @@
 //! Addresses as types: one per address space, with checked steps and no arithmetic operators.
 //!
-//! * [`Gpa`]: guest-physical, what the guest's kernel calls a physical address.
-//! * [`Iova`]: I/O virtual, what a device emits; equal to a GPA only where no IOMMU stands between.
+//! * [`Gpa`]: guest-physical, a physical address for the guest's kernel.
+//! * [`Iova`]: I/O virtual, an address that a device emits; equal to a GPA only without an IOMMU.
 //! * [`Hva`]: host-virtual, our own pointer, as a number.
 //!
 //! Crossing from one space to another is a named function of the type that knows how

@@ -1,5 +1,5 @@
-//! No translation, for memory of another process: what a vhost-user back end without a device IOTLB
-//! has.
+//! Identity translation for memory of another process, for a vhost-user back end without a device
+//! IOTLB.
 
 use crate::access::{Access, Perm};
 use crate::addr::{Gpa, Iova, SourceId};
@@ -9,24 +9,25 @@ use crate::lease::{Full, LeaseId, Leases};
 use crate::pages::Pages;
 use crate::phys::PhysMem;
 
-/// An IOVA is the GPA of the same value, and a run reaches as far as host memory is contiguous.
+/// Identity mapping: an IOVA is the GPA of the same value, and a run reaches as far as host memory
+/// is contiguous.
 ///
-/// Unlike [`NoIommu`](crate::NoIommu), which splits at pages and records each lease, this one is
+/// Unlike [`NoIommu`](crate::NoIommu), which splits at pages and records each lease, this type is
 /// for the path of every request: one piece per buffer, and leases are only counted, so that a
-/// change of the memory table can wait until there are none. Permissions are all granted: there is
-/// nobody who could have denied them.
+/// change of the memory table can wait until there are none. All permissions are granted: there is
+/// no page table that could deny them.
 #[derive(Debug, Default)]
 pub struct DirectMap {
     leases: LeaseCount,
     generation: u64,
 }
 
-/// Leases that are only counted.
+/// Number of leases in flight, without a record of each.
 #[derive(Debug, Default)]
 pub struct LeaseCount(usize);
 
 impl DirectMap {
-    /// Nothing in flight.
+    /// Creates a count of zero.
     pub const fn new() -> Self {
         Self {
             leases: LeaseCount(0),
@@ -130,7 +131,7 @@ impl Leases for LeaseCount {
         self.0 -= 1;
     }
 
-    /// Never: what lies at an address changes only while there is none.
+    /// Returns false: the memory at an address changes only while there is no lease.
     fn is_stale(&self, _id: LeaseId) -> bool {
         false
     }

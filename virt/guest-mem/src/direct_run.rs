@@ -2,14 +2,14 @@
 
 use crate::addr::{Hva, Iova};
 
-/// Where a device's addresses lie in this process, without a translation of each: see
-/// [`Dma::direct_run`](crate::Dma::direct_run).
+/// Run of a device's addresses that is contiguous in this process, so that its addresses need no
+/// translation each: see [`Dma::direct_run`](crate::Dma::direct_run).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DirectRun {
     /// First address.
     pub iova: Iova,
     /// Length in bytes, at least 1.
     pub len: u64,
-    /// Where it lies.
+    /// Its address in this process.
     pub hva: Hva,
 }

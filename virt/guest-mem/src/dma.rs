@@ -1,4 +1,4 @@
-//! What a device model is given instead of memory.
+//! Interface through which a device model reaches guest memory.
 
 use crate::access::{Access, DmaFault, Intent, Perm, Stop};
 use crate::addr::{Hva, Iova};
@@ -12,7 +12,7 @@ use crate::window::Window;
 ///
 /// Copy-sized accesses ([`read`](Dma::read), [`write`](Dma::write)) finish before they return, so
 /// they need no lease: the invalidation that revokes the page is processed by the same thread,
-/// later. Whatever outlives the call (asynchronous I/O) holds a [`Lease`].
+/// later. An access that outlives the call (asynchronous I/O) holds a [`Lease`].
 pub trait Dma {
     /// Copies guest memory into `buf`; a range may cross any number of mappings.
     fn read(&mut self, iova: Iova, buf: &mut [u8]) -> Access<()>;
@@ -44,59 +44,60 @@ pub trait Dma {
         intent: impl Into<Intent>,
     ) -> Result<Lease, LeaseStop>;
 
-    /// Where the first contiguous piece, 1 to `len` bytes, of `[iova, iova + len)` lies in
-    /// guest-physical memory, if the device may do `perm` there: as many mappings as follow each
-    /// other, as far as a lease reaches. For pages that a driver *names* to its device instead of
-    /// having them accessed, as free ones that it reports. Whether it is RAM, and whether it is
-    /// there, is not asked: what is absent stays so. (Only [`DirectMap`](crate::DirectMap) asks,
-    /// whose one mapping is memory itself.)
+    /// Returns the guest-physical address and length of the first contiguous piece, 1 to `len`
+    /// bytes, of `[iova, iova + len)`, if the device has `perm` there: as many mappings as follow
+    /// each other, as far as a lease reaches. For pages that a driver *names* to its device instead
+    /// of having them accessed, as free ones that it reports. It is not checked that the piece is
+    /// RAM, nor that it is present: absent pages stay absent. (Only
+    /// [`DirectMap`](crate::DirectMap), whose one mapping is memory itself, checks that.)
     ///
-    /// The answer opens no way to memory: nothing that a device has takes such an address. It holds
-    /// until the call into the device returns, since no invalidation is processed before that;
-    /// afterwards it has to be asked for again.
+    /// The result gives no access to memory: no function available to a device takes such an
+    /// address. It is valid until the call into the device returns, since no invalidation is
+    /// processed before that; afterwards it has to be requested again.
     fn locate(&mut self, iova: Iova, len: u32, perm: Perm) -> Access<Run>;
 
-    /// Where the first contiguous piece, 1 to `len` bytes, of `[iova, iova + len)` lies in this
-    /// process, and how long it is: for copies that finish before the call into the device returns
-    /// (see [`VolatileSlice`](crate::VolatileSlice)). The answer holds until then, as no
-    /// invalidation is processed and no page evicted before; what outlives the call takes a
-    /// [`lease`](Dma::lease). Call again from where it ends for the rest.
+    /// Returns the address in this process, and the length, of the first contiguous piece, 1 to
+    /// `len` bytes, of `[iova, iova + len)`: for copies that finish before the call into the device
+    /// returns (see [`VolatileSlice`](crate::VolatileSlice)). The result is valid until then, as no
+    /// invalidation is processed and no page evicted before; an access that outlives the call needs
+    /// a [`lease`](Dma::lease). Call again from where it ends for the rest.
     fn host(&mut self, iova: Iova, len: u32, intent: Intent) -> Access<(Hva, u32)>;
 
-    /// The piece of memory around `iova` in which [`host`](Dma::host) would answer every request,
-    /// whatever is intended, until the call into the device returns: what a burst of copies asks
-    /// for once, and not for each of its buffers. `None`, as it stands: each is to be asked for.
+    /// Returns the piece of memory around `iova` in which [`host`](Dma::host) would succeed for
+    /// every request and [`Intent`], until the call into the device returns: a burst of copies
+    /// calls this once, and not `host` for each of its buffers. `None` by default: call `host` for
+    /// each.
     #[inline]
     fn direct_run(&mut self, iova: Iova) -> Option<DirectRun> {
         let _ = iova;
         None
     }
 
-    /// Reads what this device is attached to, as [`Iommu::attachment`](crate::Iommu::attachment)
-    /// does: silently. For a device that hands translations on to another process, and is told when
-    /// they are revoked. As it stands: translation is off.
+    /// Reads the attachment of this device, as [`Iommu::attachment`](crate::Iommu::attachment)
+    /// does: silently. For a device that hands translations on to another process, and is notified
+    /// when they are revoked. By default: translation is off.
     fn attachment(&self) -> Access<Attachment> {
         Ok(Attachment::Off)
     }
 
     /// Finds the first mapping of this device that has a byte in `from..=last`, as
     /// [`Iommu::next_mapping`](crate::Iommu::next_mapping) does: silently, from the tables as they
-    /// are now. As it stands: none.
+    /// are now. By default: none.
     fn next_mapping(&self, from: Iova, last: Iova, budget: &mut Budget) -> Access<Next> {
         let _ = (from, last, budget);
         Ok(Next::None)
     }
 
-    /// Asks for the memory of all these ranges at once, where an access to one of them has answered
+    /// Requests the memory of all these ranges at once, where an access to one of them has returned
     /// [`Stop::Pending`] or may do so: a request then waits once, and not for each piece in turn.
-    /// `Ok` if all is there. What is refused is left to whoever accesses it. Without effect where
-    /// memory is always there.
+    /// Returns `Ok` if all memory is present. A fault is not reported here but by the later access
+    /// to that range. Without effect where memory is always present.
     fn gather(&mut self, ranges: impl Iterator<Item = Wanted>) -> Access<()> {
         let _ = ranges;
         Ok(())
     }
 
-    /// Whether this device could begin so many leases now: what to wait for after
+    /// Returns whether this device could begin `leases` leases now: the condition to wait for after
     /// [`LeaseStop::Full`].
     fn has_lease_room(&self, leases: usize) -> bool;
 
@@ -107,17 +108,17 @@ pub trait Dma {
     fn release(&mut self, id: LeaseId);
 }
 
-/// A range that a device is about to access: address, length in bytes, and what for.
+/// A range that a device is about to access: address, length in bytes, and purpose.
 pub type Wanted = (Iova, u32, Intent);
 
-/// Why there is no lease.
+/// Reason why no lease was begun.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeaseStop {
-    /// As any other access.
+    /// The access pends or faults, as any other access.
     Access(Stop),
-    /// No more can be held now; nothing is wrong with the memory. Let go of what the request holds
-    /// already, so that no two devices wait for each other, and try again when there is
-    /// [room](Dma::has_lease_room).
+    /// No more leases can be held now; nothing is wrong with the memory. Release the leases that
+    /// the request holds already, so that no two devices wait for each other, and try again when
+    /// there is [room](Dma::has_lease_room).
     Full(Full),
 }
 

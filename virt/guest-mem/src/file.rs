@@ -1,4 +1,4 @@
-//! Memory files that another process gave us: what is checked before one is mapped.
+//! Checks of memory files from another process, made before one is mapped.
 //!
 //! UNSAFETY: the system calls that ask about a descriptor.
 
@@ -9,7 +9,7 @@ use crate::addr::PAGE_SIZE;
 use crate::map_error::MapError;
 use crate::sigbus::MAX_MAPPINGS;
 
-/// Why a piece of a memory file cannot be used.
+/// Reason why a piece of a memory file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
     /// No bytes were asked for.
@@ -31,7 +31,7 @@ pub enum FileError {
         /// Size of the file in bytes.
         size: u64,
     },
-    /// The descriptor says nothing about itself.
+    /// The descriptor's properties could not be read.
     #[error("cannot inspect the file")]
     Inspect(#[source] io::Error),
     /// A device, a socket, a directory.
@@ -72,12 +72,12 @@ pub enum FileError {
     Create(#[from] MapError),
 }
 
-/// What a descriptor that passed [`inspect`] refers to.
+/// Properties of the file behind a descriptor that passed [`inspect`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Facts {
-    /// Device and inode: names the file as long as anybody has it mapped or open.
+    /// Device and inode: unique as long as the file is mapped or open.
     pub(crate) identity: (u64, u64),
-    /// Bytes, when asked.
+    /// Size in bytes at the time of the inspection.
     pub(crate) size: u64,
     /// Size of its pages in bytes: offsets and lengths of mappings are multiples of it.
     pub(crate) block: u64,
@@ -95,7 +95,7 @@ const LOCAL: [u64; 6] = [
 ];
 const HUGETLBFS: u64 = 0x9584_58f6;
 
-/// Whether `file` is one that may be mapped shared and writable, and what it is.
+/// Checks that `file` may be mapped shared and writable, and returns its properties.
 pub(crate) fn inspect(file: BorrowedFd<'_>) -> Result<Facts, FileError> {
     let fd = file.as_raw_fd();
     let refused = || FileError::Inspect(io::Error::last_os_error());

@@ -1,5 +1,5 @@
-//! Answers to a component that follows the mappings of a requester, to repeat them elsewhere: in an
-//! IOMMU of the host, for an assigned device ([`Iommu::attachment`](crate::Iommu::attachment),
+//! Results for a component that follows the mappings of a requester, to repeat them elsewhere: in
+//! an IOMMU of the host, for an assigned device ([`Iommu::attachment`](crate::Iommu::attachment),
 //! [`Iommu::next_mapping`](crate::Iommu::next_mapping)).
 
 use crate::addr::{Gpa, Iova};
@@ -20,12 +20,12 @@ pub enum Attachment {
 
 /// A mapping, or the part of one that lies in the range asked for.
 ///
-/// It is at most one leaf of the tables. Two mappings that continue each other are two answers.
+/// It is at most one leaf of the tables. Two mappings that continue each other are two results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Found {
     /// First address.
     pub iova: Iova,
-    /// Where that goes.
+    /// Address to which that translates.
     pub gpa: Gpa,
     /// Bytes, at least 1.
     pub len: u64,
@@ -35,15 +35,15 @@ pub struct Found {
     pub can_write: bool,
 }
 
-/// Answer of one search for a mapping.
+/// Result of one search for a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Next {
     /// The first mapping. Nothing was mapped between the start of the search and its first address.
     Found(Found),
     /// Nothing is mapped up to the end of the range.
     None,
-    /// Nothing is mapped up to, not including, this address. Go on from here: the budget is spent,
-    /// or a table that is needed next is absent (the next search then answers
+    /// Nothing is mapped up to, not including, this address. Continue from here: the budget is
+    /// spent, or a table that is needed next is absent (the next search then returns
     /// [`Stop::Pending`](crate::Stop::Pending)).
     Budget(Iova),
 }

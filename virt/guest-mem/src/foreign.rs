@@ -2,12 +2,12 @@
 //! guest-physical regions.
 //!
 //! The session makes a new table whenever the front end changes it ([`ForeignRam::with_regions`]);
-//! regions that stay keep their mapping, so windows on them refresh to the same pointer. Whoever
-//! holds the old handle, a [`KeepAlive`] or a [`Window`](crate::Window) keeps what it may still
-//! use.
+//! regions that stay keep their mapping, so windows on them refresh to the same pointer. The old
+//! handle, a [`KeepAlive`] or a [`Window`](crate::Window) keeps mapped the memory that its holder
+//! may still use.
 //!
 //! **The other process is not trusted.** Every field of the table is checked before anything is
-//! mapped (module `file`), and a file that it truncates later costs it its guest, not us the
+//! mapped (module `file`). If it truncates a file later, only its own guest is lost, not this
 //! process (module `sigbus`): poll [`ForeignRam::is_lost`]. Its bytes change under us like those of
 //! any guest.
 //!
@@ -50,22 +50,22 @@ pub struct ForeignRegion {
     pub len: u64,
     /// The memory file, open for reading and writing.
     pub file: Arc<OwnedFd>,
-    /// Where the region starts in the file, in bytes, a multiple of 4096.
+    /// Start of the region in the file, in bytes, a multiple of 4096.
     pub offset: u64,
 }
 
-/// A memory table was refused; nothing has changed.
+/// Refusal of a memory table; nothing has changed.
 #[derive(Debug, thiserror::Error)]
 #[error("memory region {region}")]
 pub struct ForeignError {
-    /// Index in the list.
+    /// Index of the refused region in the list.
     pub region: usize,
-    /// What is wrong with it.
+    /// Defect of that region.
     #[source]
     pub kind: ForeignErrorKind,
 }
 
-/// What is wrong with a region.
+/// Defect of a region.
 #[derive(Debug, thiserror::Error)]
 pub enum ForeignErrorKind {
     /// It does not start on a page of the guest.
@@ -135,7 +135,7 @@ impl Piece {
     }
 }
 
-/// What tells whether an entry of a new table is one of the old.
+/// Identity of a table entry, by which an entry of a new table is recognized as one of the old.
 #[derive(Debug)]
 struct Source {
     identity: (u64, u64),
@@ -187,7 +187,7 @@ unsafe impl Sync for Table {}
 pub struct ForeignRam {
     /// A copy of one of `table.pieces`, or `Piece::NONE`.
     hit: Cell<Piece>,
-    /// Value of `sigbus::losses` when this table was last looked through, and what was found.
+    /// Value of `sigbus::losses` when this table was last checked, and the result of the check.
     looked: Cell<(u64, bool)>,
     table: Arc<Table>,
 }
@@ -270,10 +270,9 @@ impl ForeignRam {
         self.table.pieces.iter().map(|piece| piece.len).sum()
     }
 
-    /// Whether some access has found memory gone that the table has: its owner truncated the file,
-    /// or the host had no page for it. The guest can only be stopped. Accesses go on to succeed;
-    /// they find zeroes, and what has been written since. One load while nothing in the process was
-    /// lost.
+    /// Returns whether an access has found memory of the table gone: its owner truncated the file,
+    /// or the host had no page for it. The guest can only be stopped. Accesses still succeed; they
+    /// read zeroes, and later writes. One load while nothing in the process was lost.
     #[inline]
     pub fn is_lost(&self) -> bool {
         let losses = sigbus::losses();
@@ -355,7 +354,7 @@ impl ForeignRam {
         Ok(())
     }
 
-    /// Why no region has all of a range.
+    /// Returns the reason why no region has all of a range.
     #[cold]
     fn refuse(&self, gpa: Gpa, len: u64) -> Stop {
         match self.check(gpa, len) {
@@ -372,7 +371,7 @@ impl ForeignRam {
         if !gpa.is_aligned(size) {
             return Err(DmaFault::BadRange.into());
         }
-        // Regions and their mappings start on pages, so what is aligned there is aligned here.
+        // Regions and their mappings start on pages, so an aligned guest address is aligned here.
         match self.pointer(gpa, size) {
             Some(pointer) => Ok(pointer.as_ptr()),
             None => Err(self.refuse(gpa, size)),
@@ -380,7 +379,7 @@ impl ForeignRam {
     }
 }
 
-/// Checks what has nothing to do with files: alignment, wrapping, overlap, sum.
+/// Checks the guest's side, independent of files: alignment, wrapping, overlap, sum.
 fn check_guest_side(regions: &[ForeignRegion]) -> Result<(), ForeignError> {
     let mut total = 0u64;
     let mut order: Vec<usize> = (0..regions.len()).collect();
@@ -416,7 +415,7 @@ fn check_guest_side(regions: &[ForeignRegion]) -> Result<(), ForeignError> {
     Ok(())
 }
 
-// In the `unsafe` blocks: `pointer` and `word` answer a range inside one mapping, aligned for a
+// In the `unsafe` blocks: `pointer` and `word` return a range inside one mapping, aligned for a
 // word, that `self.table` keeps mapped and writable, and nothing in the process makes references
 // into a `Mapping`.
 impl PhysMem for ForeignRam {
@@ -484,8 +483,8 @@ impl PhysMem for ForeignRam {
         Ok(left.ok_or(DmaFault::NotRam { gpa })?)
     }
 
-    /// The region: the other process may truncate its file, which harms nobody here, and nothing
-    /// else takes it away.
+    /// Returns the region. It is lasting: it goes away only if the other process truncates its
+    /// file, and then zeroes take its place (module `sigbus`).
     #[inline]
     fn lasting_piece(&self, gpa: Gpa) -> Option<LastingPiece> {
         let hit = self.hit.get();

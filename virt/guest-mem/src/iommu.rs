@@ -1,5 +1,5 @@
-//! The translation seam: what a [`View`](crate::View) asks an IOMMU, and the answer of a machine
-//! without one.
+//! Translation interface of an IOMMU, for a [`View`](crate::View), and its implementation for a
+//! machine without one.
 
 use crate::access::{Access, Perm};
 use crate::addr::{Gpa, Iova, SourceId};
@@ -11,17 +11,17 @@ use crate::phys::PhysMem;
 /// A translated run: `len` contiguous bytes of guest-physical memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
-    /// Where the address asked for lies.
+    /// Address to which the requested one translates.
     pub gpa: Gpa,
-    /// How many, at least 1: to the end of the mapping's page (4 KiB, 2 MiB or 1 GiB), or of
-    /// several that follow each other ([`Iommu::translate_run`]).
+    /// Length in bytes, at least 1: to the end of the mapping's page (4 KiB, 2 MiB or 1 GiB), or of
+    /// the last of several that follow each other ([`Iommu::translate_run`]).
     pub len: u64,
 }
 
 /// An IOMMU as its devices see it. Called on the one thread that owns both (ARCHITECTURE.md: one
 /// owner).
 pub trait Iommu {
-    /// Where `source`'s access to `iova` goes. Refusals are recorded by the IOMMU before it answers
+    /// Translates `source`'s access to `iova`. The IOMMU records a refusal before it returns
     /// [`DmaFault::Blocked`](crate::DmaFault::Blocked).
     fn translate<M: PhysMem>(
         &mut self,
@@ -50,17 +50,18 @@ pub trait Iommu {
         })
     }
 
-    /// The piece of memory around `iova` that `source` may access in any way without asking:
-    /// nothing about it can change before the call into the device returns. As it stands: none,
-    /// each access is to be translated.
+    /// Returns the piece of memory around `iova` that `source` may access in any way without a
+    /// translation: it cannot change before the call into the device returns. By default: none,
+    /// each access has to be translated.
     #[inline]
     fn direct_run<M: PhysMem>(&self, mem: &M, source: SourceId, iova: Iova) -> Option<DirectRun> {
         let _ = (mem, source, iova);
         None
     }
 
-    /// Bytes from `iova` on that need not be asked for when a translation of it waits: what it
-    /// waits for brings those as well. Of tables, all that one table maps.
+    /// Returns the number of bytes from `iova` on that need no request of their own when a
+    /// translation of it pends, since the awaited table serves them as well: for page tables, all
+    /// that one table maps.
     fn left_behind_pending(iova: Iova) -> u64 {
         left_in_span(iova)
     }
@@ -69,7 +70,7 @@ pub trait Iommu {
     /// kept with the value it was obtained under is usable while the value is unchanged.
     fn generation(&self, source: SourceId) -> u64;
 
-    /// Reads what `source` is attached to, from the tables as they are now.
+    /// Reads the attachment of `source`, from the tables as they are now.
     ///
     /// Silent: no fault is recorded, no cache is filled, no count moves. Errs only with
     /// [`Stop::Pending`](crate::Stop::Pending).
@@ -83,12 +84,12 @@ pub trait Iommu {
     /// Silent as [`attachment`](Iommu::attachment) is, and past every cache: the tables as they are
     /// now, each entry read once and then used. A malformed entry maps nothing, and neither does
     /// one by which no access would succeed. [`Attachment::Off`] and [`Attachment::PassThrough`]
-    /// have no mappings: the answer is [`Next::None`].
+    /// have no mappings: the result is [`Next::None`].
     ///
     /// Each entry read is charged to `budget` ([`Budget::ENTRY`]). An unspent budget, however
-    /// small, moves the search on by at least one entry; a spent one reads nothing. Errs only with
-    /// [`Stop::Pending`](crate::Stop::Pending), and only if nothing is known about `from` itself:
-    /// once the ticket is done, go on from the same `from`.
+    /// small, advances the search by at least one entry; with a spent one nothing is read. Fails
+    /// only with [`Stop::Pending`](crate::Stop::Pending), and only if nothing is known about `from`
+    /// itself: once the ticket is done, continue from the same `from`.
     fn next_mapping<M: PhysMem>(
         &self,
         mem: &M,
@@ -101,14 +102,14 @@ pub trait Iommu {
         Ok(Next::None)
     }
 
-    /// Where it keeps account of asynchronous accesses.
+    /// Type of its account of asynchronous accesses.
     type Leases: Leases;
 
     /// The leases in flight. They are all that keeps a host address between two calls: an IOMMU
     /// reaches its tables through memory each time.
     fn leases(&self) -> &Self::Leases;
 
-    /// The same, to begin one or to end it.
+    /// Returns the account, to begin or end a lease.
     fn leases_mut(&mut self) -> &mut Self::Leases;
 }
 

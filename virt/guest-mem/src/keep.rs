@@ -1,11 +1,12 @@
-//! What a [`KeepAlive`] keeps: the question behind every raw pointer that outlives a call.
+//! Check that a [`KeepAlive`] keeps an address mapped: required for every raw pointer that outlives
+//! a call.
 //!
-//! Only one type makes a `KeepAlive` whose addresses may be dereferenced, the [`MappingSet`],
-//! private to this crate: the mappings of one guest's memory. Anybody may put anything else into
-//! one; it keeps nothing, as far as this module is concerned.
+//! Only one type makes a `KeepAlive` whose addresses may be dereferenced: the [`MappingSet`],
+//! private to this crate, which has the mappings of one guest's memory. A `KeepAlive` of any other
+//! type keeps nothing mapped, as far as this module is concerned.
 //!
-//! Cost of the question, asked for every piece of every request: one indirect call for the type,
-//! and two comparisons with the member found last.
+//! Cost of the check, made for every piece of every request: one indirect call for the type, and
+//! two comparisons with the member found last.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -26,7 +27,7 @@ pub(crate) struct MappingSet {
 
 #[derive(Debug)]
 struct Member {
-    /// Copies of what `mapping` says, so that a lookup stays inside the array.
+    /// Copies of the bounds of `mapping`, so that a lookup stays inside the array.
     start: u64,
     len: u64,
     mapping: Arc<Mapping>,
@@ -81,8 +82,9 @@ impl MappingSet {
     }
 }
 
-/// The [`Mapping`] that holds `[hva, hva + len)`, if `keep` keeps it, and the pointer there. It is
-/// that one alone, not the set: a window must not keep what a guest has unplugged.
+/// Returns the [`Mapping`] that holds `[hva, hva + len)`, if `keep` keeps it, and the pointer
+/// there. It is that mapping alone, not the set: a window must not keep memory that a guest has
+/// unplugged.
 pub(crate) fn mapping_of(
     keep: &KeepAlive,
     hva: Hva,

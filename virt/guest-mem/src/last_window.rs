@@ -3,11 +3,11 @@
 //! [`GuestRam`] finds an address in its first region by a subtraction and two comparisons, and in
 //! others by a search: of a machine with more than 3 GiB most memory is behind that. With the cache
 //! an address that is asked for ([`PhysMem::host`], the way of every lease and window) in the
-//! window of the last one costs what the first region does. Copies and words go past it: they are
-//! bounded by their own cost.
+//! window of the last one costs as much as in the first region. Copies and words bypass the cache:
+//! their own cost dominates.
 //!
 //! An entry needs no invalidation. A region's mapping stays where it is for as long as the memory
-//! exists; a page that is discarded loses what it holds, and keeps its address.
+//! exists; a page that is discarded loses its content, and keeps its address.
 //!
 //! Cost and gain, natively: `make bench-pviommu-native`, `host_ns_*`.
 
@@ -172,9 +172,9 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever was asked for before, the answer is that of memory without a cache.
+        /// Regardless of the previous accesses, the result is that of memory without a cache.
         #[test]
-        fn it_answers_as_the_memory_does(
+        fn answers_equal_those_of_uncached_memory(
             asked in prop::collection::vec((0..70 * MIB, 0_u64..3 * MIB, any::<bool>()), 1..100)
         ) {
             let plain = ram();

@@ -1,38 +1,39 @@
-//! The one door to guest pages: address types, guest RAM, and the per-device, permission-checked,
+//! Guest memory access: address types, guest RAM, and the per-device, permission-checked,
 //! IOMMU-aware view through which every device model reaches memory.
 //!
-//! **How an access flows.** A device names an [`Iova`] to its [`Dma`]. The [`View`] behind it asks
-//! the [`Iommu`] where that goes ([`Gpa`], and how far the mapping reaches), then [`PhysMem`] for
-//! the host memory there ([`Hva`]). What comes back depends on how long the access lasts:
+//! **Path of an access.** A device passes an [`Iova`] to its [`Dma`]. The [`View`] behind it has
+//! the [`Iommu`] translate it (to a [`Gpa`], and the length of the mapping from there), then
+//! asks [`PhysMem`] for the host memory there ([`Hva`]). The result depends on the duration of the
+//! access:
 //!
 //! | The device wants to | asks for | and later |
 //! |---|---|---|
 //! | copy a few bytes now | [`Dma::read`], [`Dma::write`] | nothing: done when they return |
-//! | look at an index again and again | [`Dma::window`] | [`Window::is_current`], [`Dma::refresh`] |
+//! | poll an index | [`Dma::window`] | [`Window::is_current`], [`Dma::refresh`] |
 //! | let the kernel do I/O there | [`Dma::lease`] | [`Dma::release`], before it publishes completion |
 //! | copy between buffers in place, in this call | [`Dma::host`], [`VolatileSlice`] | nothing |
 //! | say which pages its driver names | [`Dma::locate`] | nothing: nothing was accessed |
 //!
-//! Every access answers data, [`Stop::Pending`] or [`Stop::Fault`]. An invalidation that revokes a
-//! page waits only for leases on it ([`LeaseTable`]); windows are re-checked by generation. Whoever
-//! has nothing to do watches a word of the ring ([`WatchWord`]).
+//! Every access returns data, [`Stop::Pending`] or [`Stop::Fault`]. An invalidation that revokes a
+//! page waits only for leases on it ([`LeaseTable`]); windows are re-checked by generation. An idle
+//! core watches a word of the ring ([`WatchWord`]).
 //!
 //! A host IOMMU that is to show an assigned device the same mappings is fed by
 //! [`Iommu::next_mapping`], a search that leaves no trace in the guest's IOMMU.
 //!
-//! **Whose memory.** Either ours ([`GuestRam`]: one sealed memory file, which KVM and others map),
+//! **Memory.** Either ours ([`GuestRam`]: one sealed memory file, which KVM and others map),
 //! or that of another process, the VMM, which sent us its files ([`ForeignRam`], with [`DirectMap`]
 //! where it keeps the IOMMU to itself, and [`DeviceTlb`] where it hands out translations one by
-//! one). That process is not trusted: its table is checked before it is mapped, and a file that it
-//! truncates costs it its guest and nobody else anything (module `sigbus`).
+//! one). That process is not trusted: its table is checked before it is mapped. If it truncates a
+//! file, its own guest is lost; other guests are not affected (module `sigbus`).
 //!
-//! **Who calls, on which thread.** The VM's owner, one thread, has the IOMMU, the devices and the
+//! **Threads.** The VM's owner, one thread, has the IOMMU, the devices and the
 //! memory, and lends a device its view for one call. So nothing here locks. Memory itself is raced
 //! by the guest at any time: words are accessed by single atomic loads and stores, bytes by copies
 //! that may tear, and no reference into guest memory ever exists (modules `word` and `mapping`
 //! argue this).
 //!
-//! **What a device cannot do:** reach RAM without translation. No [`PhysMem`] here implements
+//! **Isolation.** A device cannot reach RAM without translation: no [`PhysMem`] here implements
 //! [`Dma`], and device code is written against nothing else.
 //!
 //! **Cost.** Translate-and-lease is inlined into the device: beside the IOMMU's own lookup, a
@@ -62,7 +63,7 @@
 //! device(&mut view, Iova::new(0x1234)).expect("inside RAM");
 //! assert!(device(&mut view, Iova::new(16 << 20)).is_err());
 //!
-//! // The same byte leased, as for asynchronous I/O, and seen by the VMM's own door.
+//! // The same byte leased, as for asynchronous I/O, and read by the VMM itself.
 //! let lease = view.lease(Iova::new(0x1234), 1, Perm::Read).expect("inside RAM");
 //! assert!(guest_mem::keeps_mapped(&ram.keep_alive(), lease.hva, 1));
 //! view.release(lease.id);

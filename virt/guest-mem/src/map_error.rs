@@ -1,8 +1,8 @@
-//! Why the host makes no memory.
+//! Error of the allocation of shared memory.
 
 use std::io;
 
-/// The host refused shared memory.
+/// Reason why the host refused shared memory.
 #[derive(Debug, thiserror::Error)]
 pub enum MapError {
     /// No memory file could be made (descriptors or kernel memory exhausted).

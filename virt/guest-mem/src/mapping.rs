@@ -1,11 +1,10 @@
 //! Ownership of one run of shared memory, and bounds-checked access to it.
 //!
-//! A [`Mapping`] is what every pointer of this crate points into: guest RAM, ours or another
-//! process's, a register page, or, in tests, plain heap memory. A set of them is also the only
-//! thing a [`KeepAlive`](crate::KeepAlive) may hold for its addresses to be dereferenced (module
-//! `keep`): [`Mapping::pointer`] checks a host address against the memory it owns, so the safety of
-//! [`Window`](crate::Window) rests on these modules and not on the manners of whoever implements
-//! [`PhysMem`](crate::PhysMem).
+//! Every pointer of this crate points into a [`Mapping`]: guest RAM, ours or another process's, a
+//! register page, or, in tests, plain heap memory. A [`KeepAlive`](crate::KeepAlive) must hold a
+//! set of mappings for its addresses to be dereferenced (module `keep`). [`Mapping::pointer`]
+//! checks a host address against the memory it owns, so the safety of [`Window`](crate::Window)
+//! rests on these modules and not on the implementations of [`PhysMem`](crate::PhysMem).
 //!
 //! UNSAFETY: raw pointers into mapped memory. `memmap2` or `vm-memory` would bring the same
 //! obligations with references (`&[u8]`) that guest memory must not have.
@@ -31,30 +30,30 @@ pub(crate) const HUGE_PAGE: usize = 2 << 20;
 /// Whether the host may back memory with pages of 2 MiB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HugePages {
-    /// It may, where it has them for shared memory.
+    /// The host may use them, where it has them for shared memory.
     Advise,
     /// Pages of 4 KiB only: for memory whose pages come and go one by one.
     Never,
 }
 
 impl HugePages {
-    /// Tells the kernel about a mapping of the caller's own. Advice: a host without huge pages in
-    /// shared memory refuses, and nothing is lost.
+    /// Advises the kernel about a mapping of the caller's own. A host without huge pages in shared
+    /// memory refuses the advice, which is harmless.
     pub(crate) fn advise(self, start: NonNull<u8>, len: usize) {
         let advice = match self {
             Self::Advise if len >= HUGE_PAGE => libc::MADV_HUGEPAGE,
             Self::Advise => return,
             Self::Never => libc::MADV_NOHUGEPAGE,
         };
-        // SAFETY: this advice changes how pages are found, not what is in them.
+        // SAFETY: this advice changes the size of pages, not their content.
         unsafe { libc::madvise(start.as_ptr().cast(), len, advice) };
     }
 }
 
-/// One contiguous run of memory that others may change at any time.
+/// One contiguous run of memory that the guest or another process may change at any time.
 ///
-/// Owner: whoever holds an `Arc`. Every access is atomic or opaque to the compiler (see `word`), so
-/// any thread may make it; which thread *should* is the device model's affair.
+/// Owners: the holders of an `Arc`. Every access is atomic or opaque to the compiler (see `word`),
+/// so any thread may make it; which thread *should* is up to the device model.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     base: NonNull<u8>,
@@ -71,8 +70,8 @@ enum Owner {
     },
     /// Memory of this process alone.
     Anonymous { _reservation: Reservation },
-    /// A file of another process. Fields are dropped in this order: first nobody looks for faults
-    /// there any more, then the memory goes.
+    /// A file of another process. Fields are dropped in this order: the `SIGBUS` handler stops
+    /// covering the memory before the memory is unmapped.
     Foreign {
         registration: Registration,
         _reservation: Reservation,
@@ -100,7 +99,7 @@ impl Mapping {
         if fd < 0 {
             return Err(MapError::Create(io::Error::last_os_error()));
         }
-        // SAFETY: the call just made `fd`, and nobody else has it.
+        // SAFETY: the call just made `fd`, and no other code has it.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         let resize_error = |source| MapError::Resize { bytes: len, source };
         let file_len = libc::off_t::try_from(len)
@@ -187,9 +186,9 @@ impl Mapping {
         }
     }
 
-    /// Gives the pages of `[offset, offset + len)`, whole pages inside the mapping, memory where
-    /// they have none, and maps them here writable: an access to one of them meets no page fault
-    /// until it is discarded. What they hold stays.
+    /// Populates the pages of `[offset, offset + len)`, whole pages inside the mapping, and maps
+    /// them here writable: an access to one of them raises no page fault until it is discarded.
+    /// Their content stays.
     pub(crate) fn populate(&self, offset: usize, len: usize) -> io::Result<()> {
         let start = self.at(offset, len);
         match &self.owner {
@@ -268,8 +267,8 @@ impl Mapping {
         })
     }
 
-    /// Whether an access found that the file's owner had taken the memory away. It reads as zeroes,
-    /// and whatever has been written since, from then on.
+    /// Returns whether an access found that the file's owner had truncated the memory. From then on
+    /// it reads as zeroes and later writes.
     pub(crate) fn is_lost(&self) -> bool {
         match &self.owner {
             Owner::Foreign { registration, .. } => registration.is_lost(),
@@ -352,7 +351,7 @@ impl Mapping {
         pointer
     }
 
-    /// One load of a word at an aligned offset inside the mapping.
+    /// Loads a word at an aligned offset inside the mapping.
     #[inline]
     pub(crate) fn load<T: Word>(&self, offset: usize, ordering: Ordering) -> T {
         let pointer = self.word_at(offset, size_of::<T>());
@@ -361,7 +360,7 @@ impl Mapping {
         unsafe { T::load(pointer, ordering) }
     }
 
-    /// One store of a word at an aligned offset inside the mapping.
+    /// Stores a word at an aligned offset inside the mapping.
     #[inline]
     pub(crate) fn store<T: Word>(&self, offset: usize, value: T, ordering: Ordering) {
         let pointer = self.word_at(offset, size_of::<T>());
@@ -400,7 +399,7 @@ impl Mapping {
     }
 }
 
-/// What a mapping of so many bytes starts at a multiple of.
+/// Returns the alignment in bytes of the start of a mapping of `len` bytes.
 pub(crate) fn align_of_len(len: usize) -> usize {
     match len >= HUGE_PAGE {
         true => HUGE_PAGE,
@@ -410,8 +409,8 @@ pub(crate) fn align_of_len(len: usize) -> usize {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // Memory files and anonymous memory are unmapped by what `owner` holds. `drop` has the last
-        // reference, and pointers handed out live no longer than a reference (KeepAlive).
+        // Memory files and anonymous memory are unmapped by the fields of `owner`. `drop` has the
+        // last reference, and pointers handed out live no longer than a reference (KeepAlive).
         if let Owner::Heap { start, layout } = &self.owner {
             // SAFETY: allocated in `heap` with this layout; last reference, as above.
             unsafe { dealloc(start.as_ptr(), *layout) }

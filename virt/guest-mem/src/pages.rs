@@ -1,9 +1,9 @@
-//! The pages that somebody wants to evict, a batch at a time.
+//! Batch of pages that the pager is about to evict.
 
 use crate::addr::{Gpa, PAGE_SIZE};
 
-/// Up to 32 pages of guest memory. A set of them is a mask, with a bit for each, the first one
-/// lowest: who uses which is then one word, however many are asked.
+/// Batch of up to 32 pages of guest memory. A subset is a mask with a bit for each page, the first
+/// page lowest: the set that one device uses is then one word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pages {
     /// Page numbers, sorted, each with its bit.
@@ -12,7 +12,7 @@ pub struct Pages {
 }
 
 impl Pages {
-    /// As many as there are bits.
+    /// Most pages of a batch: the number of bits of a mask.
     pub const MAX: usize = 32;
 
     /// These pages, of 4 KiB each; `None` if an address is not a page's, or there are more than

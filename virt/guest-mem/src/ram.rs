@@ -21,7 +21,7 @@ use crate::mapping::{HugePages, Mapping};
 use crate::phys::{KeepAlive, PhysMem};
 use crate::slot::SlotMapping;
 
-/// Why guest RAM could not be made. The first five name a mistake in the list of regions.
+/// Reason why guest RAM could not be made. The first five name a mistake in the list of regions.
 #[derive(Debug, thiserror::Error)]
 pub enum RamError {
     /// The list of regions is empty.
@@ -41,8 +41,8 @@ pub enum RamError {
         /// Its length in bytes.
         len: u64,
     },
-    /// A region runs past the end of the address space, or all together past what this host can
-    /// address.
+    /// A region runs past the end of the address space, or the sum of all exceeds the host's
+    /// address space.
     #[error("the region at {gpa:#x}, {len:#x} bytes, does not fit the address space")]
     TooLong {
         /// Its start.
@@ -70,14 +70,14 @@ pub struct Region {
     pub gpa: Gpa,
     /// Length in bytes, a multiple of 4096.
     pub len: u64,
-    /// Where it is mapped in this process.
+    /// Its address in this process.
     pub hva: Hva,
-    /// Where it starts in the memory file, in bytes.
+    /// Its start in the memory file, in bytes.
     pub fd_offset: u64,
 }
 
 impl Region {
-    /// Where in this region `[gpa, gpa + len)` starts, if all of it lies in there; `len` at
+    /// Returns the offset of `[gpa, gpa + len)` in this region, if all of it lies in it; `len` at
     /// least 1.
     #[inline]
     fn inside(&self, gpa: Gpa, len: u64) -> Option<u64> {
@@ -121,15 +121,15 @@ impl GuestRam {
         Self::with_pages(regions, HugePages::Advise)
     }
 
-    /// The same, with or without huge pages.
+    /// Makes RAM as [`new`](Self::new) does, with or without huge pages.
     pub fn with_pages(regions: &[(Gpa, u64)], huge_pages: HugePages) -> Result<GuestRam, RamError> {
         let (plan, bytes) = layout(regions)?;
         let mapping = Mapping::memfd(c"guest-ram", bytes, huge_pages)?;
         Ok(Self::over(plan, mapping, huge_pages))
     }
 
-    /// The same in anonymous memory: no other process can map it, huge pages need no leave of the
-    /// host's for shared memory, and the host's own swap treats it as any program's.
+    /// Makes RAM in anonymous memory: no other process can map it, huge pages do not depend on the
+    /// host's setting for shared memory, and the host's own swap treats it as any program's.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -139,7 +139,7 @@ impl GuestRam {
         Ok(Self::over(plan, mapping, huge_pages))
     }
 
-    /// The same in heap memory: for tests, which need no system call then and run under Miri.
+    /// Makes RAM in heap memory: for tests, which need no system call then and run under Miri.
     pub fn in_heap(regions: &[(Gpa, u64)]) -> Result<GuestRam, RamError> {
         let (plan, bytes) = layout(regions)?;
         Ok(Self::over(plan, Mapping::heap(bytes), HugePages::Never))
@@ -169,9 +169,9 @@ impl GuestRam {
         &self.regions
     }
 
-    /// What a memory slot for `region`, one of [`regions`](Self::regions), shows: a mapping of the
-    /// memory file for it alone, with pages as this one's, or the memory itself where there is no
-    /// file.
+    /// Returns the memory that a memory slot for `region`, one of [`regions`](Self::regions),
+    /// shows: a separate mapping of the memory file with the same page size, or the memory itself
+    /// where there is no file.
     ///
     /// # Errors
     /// The kernel's, of mmap(2).
@@ -189,24 +189,24 @@ impl GuestRam {
         self.mapping.fd()
     }
 
-    /// Gives the memory of `[gpa, gpa + len)` (multiples of 4096, in one region) back to the host:
-    /// it holds zeroes from then on, for everybody who has it mapped. A transfer that is under way
-    /// with such a page keeps the one that it had.
+    /// Returns the memory of `[gpa, gpa + len)` (multiples of 4096, in one region) to the host: it
+    /// holds zeroes from then on, in all mappings of it. A transfer that is under way with such a
+    /// page keeps the former page.
     ///
     /// # Errors
-    /// The kernel's; `InvalidInput` for what is not RAM, or no whole pages.
+    /// The kernel's; `InvalidInput` for a range that is not RAM, or not whole pages.
     pub fn discard(&self, gpa: Gpa, len: u64) -> io::Result<()> {
         let offset = self.offset_of_pages(gpa, len)?;
         self.mapping.discard(offset, len as usize)
     }
 
-    /// Gives the pages of `[gpa, gpa + len)` (multiples of 4096, in one region) memory where they
-    /// have none, and maps them in this process: accesses to them meet no page fault then. What
-    /// they hold stays. Takes some hundred nanoseconds a page, and waits for the host's memory.
+    /// Populates the pages of `[gpa, gpa + len)` (multiples of 4096, in one region), and maps them
+    /// in this process: accesses to them raise no page fault then. Their content stays. Takes some
+    /// hundred nanoseconds a page, and waits for the host's memory.
     ///
     /// # Errors
-    /// The kernel's (`EINVAL` before Linux 5.14); `InvalidInput` for what is not RAM, or no whole
-    /// pages.
+    /// The kernel's (`EINVAL` before Linux 5.14); `InvalidInput` for a range that is not RAM, or
+    /// not whole pages.
     pub fn populate(&self, gpa: Gpa, len: u64) -> io::Result<()> {
         let offset = self.offset_of_pages(gpa, len)?;
         self.mapping.populate(offset, len as usize)
@@ -257,7 +257,7 @@ impl GuestRam {
     }
 }
 
-/// Checks the list, joins regions that touch, and assigns file offsets; answers them (host
+/// Checks the list, joins regions that touch, and assigns file offsets; returns the regions (host
 /// addresses still 0) and the file's size.
 fn layout(regions: &[(Gpa, u64)]) -> Result<(Vec<Region>, usize), RamError> {
     let mut plan: Vec<Region> = Vec::new();
@@ -308,7 +308,7 @@ impl PhysMem for GuestRam {
         }
         let offset = self.offset(gpa, 8)?;
         // Acquire pairs with the guest's ordered store of a table entry (its write barrier before
-        // linking a table): whoever sees the link sees the entries of the table it links to.
+        // linking a table): a load that sees the link also sees the entries of the linked table.
         Ok(self.mapping.load(offset, Ordering::Acquire))
     }
 

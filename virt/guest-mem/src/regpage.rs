@@ -1,4 +1,4 @@
-//! A page of device registers in memory that the guest may map, and what an engine sees of it.
+//! Page of device registers in memory that the guest may map, and its interface for an engine.
 //!
 //! The engine publishes registers into a page ([`RegPage::store32`]) and, where the page is
 //! writable by the guest, picks up its stores ([`RegPage::load32`]). The other side of every
@@ -18,24 +18,24 @@ use crate::mapping::{HugePages, Mapping};
 
 /// One 4 KiB page of little-endian registers, shared with a guest.
 pub trait RegPage {
-    /// One 4-byte load with acquire ordering. Pairs with the guest's register store: what it wrote
-    /// to memory before (descriptors before a queue tail) is visible to later loads.
+    /// Loads 4 bytes with acquire ordering. Pairs with the guest's register store: its earlier
+    /// stores to memory (descriptors before a queue tail) are visible to later loads.
     fn load32(&self, offset: u16) -> u32;
 
-    /// One 8-byte load with acquire ordering, as [`load32`](RegPage::load32).
+    /// Loads 8 bytes with acquire ordering, as [`load32`](RegPage::load32).
     fn load64(&self, offset: u16) -> u64;
 
-    /// One 4-byte store with release ordering. Pairs with the guest's register load: seeing the
-    /// value, it sees everything written to its memory before.
+    /// Stores 4 bytes with release ordering. Pairs with the guest's register load: if the load sees
+    /// the value, the guest sees all earlier stores to its memory.
     fn store32(&self, offset: u16, value: u32);
 
-    /// One 8-byte store with release ordering, as [`store32`](RegPage::store32).
+    /// Stores 8 bytes with release ordering, as [`store32`](RegPage::store32).
     fn store64(&self, offset: u16, value: u64);
 
-    /// Stores `new` if the register holds `current`, and answers what it held: `Ok` if it was
-    /// stored. For registers that the guest stores to as well: its store, made between our load and
-    /// this, is seen and not overwritten. Success acquires and releases; failure acquires, so that
-    /// the value found can be acted upon.
+    /// Stores `new` if the register holds `current`, and returns its old value: `Ok` if `new` was
+    /// stored. For registers to which the guest stores as well: its store, made between our load
+    /// and this, is seen and not overwritten. Success acquires and releases; failure acquires, so
+    /// that the value found can be acted upon.
     fn compare_exchange32(&self, offset: u16, current: u32, new: u32) -> Result<u32, u32>;
 
     /// As [`compare_exchange32`](RegPage::compare_exchange32), for 8 bytes.
@@ -77,8 +77,8 @@ impl RegisterPage {
         }
     }
 
-    /// Where the page is mapped in this process, for a memory slot and for arming. Stays mapped
-    /// while a handle to the page exists.
+    /// Returns the address of the page in this process, for a memory slot and for arming. It stays
+    /// mapped while a handle to the page exists.
     pub fn hva(&self) -> Hva {
         self.page.hva(0)
     }

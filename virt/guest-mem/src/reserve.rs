@@ -25,17 +25,17 @@ unsafe impl Send for Reservation {}
 unsafe impl Sync for Reservation {}
 
 impl Reservation {
-    /// Maps `len` bytes that are this process's alone and hold zeroes, writable, and answers where
-    /// they start, at a multiple of `align`; as [`map`](Self::map).
+    /// Maps `len` private bytes that hold zeroes, writable, and returns their start, a multiple of
+    /// `align`; as [`map`](Self::map).
     pub(crate) fn anonymous(len: usize, align: usize) -> io::Result<(Self, NonNull<u8>)> {
         Self::map_as(libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0, len, align)
     }
 
-    /// Maps `len` bytes of `file` from `offset` on, shared and writable, and answers where they
-    /// start. The address and `offset` leave the same rest by `align`, a power of two of at least a
-    /// page: so an aligned huge page of the file is one in memory. `len` and `offset` are multiples
-    /// of 4096 (of the huge page for a file of huge pages), `len` is not 0; what else is wrong with
-    /// the file the host will say.
+    /// Maps `len` bytes of `file` from `offset` on, shared and writable, and returns their start.
+    /// The address and `offset` are congruent modulo `align`, a power of two of at least a page: so
+    /// an aligned huge page of the file is one in memory. `len` and `offset` are multiples
+    /// of 4096 (of the huge page for a file of huge pages), `len` is not 0. The host refuses other
+    /// defects of the file.
     pub(crate) fn map(
         file: BorrowedFd<'_>,
         offset: u64,
@@ -86,8 +86,9 @@ impl Reservation {
         let rest = (offset % align as u64) as usize;
         let skip = page + (rest.wrapping_sub(start.addr() + page) & (align - 1));
         // SAFETY: `skip + len < align + page + len = reserved - page`, inside the reservation,
-        // which we own and nobody uses; replacing that part of it disturbs nothing else. NORESERVE:
-        // pages of a huge-page file are its owner's to reserve, and other files need none.
+        // which we own and no code accesses; replacing that part of it disturbs nothing else.
+        // NORESERVE: pages of a huge-page file are its owner's to reserve, and other files need
+        // none.
         let base = unsafe {
             libc::mmap(
                 start.add(skip).cast(),

@@ -5,7 +5,7 @@
 //! comparison of its index. A row borrows its window, so it ends before that can be refreshed.
 //!
 //! UNSAFETY: dereferences pointers into the window. Its own accessors check three things at each
-//! access, which is half of what reading a descriptor costs.
+//! access, which is half the cost of reading a descriptor.
 
 use std::marker::PhantomData;
 use std::ptr::NonNull;
@@ -49,7 +49,7 @@ impl<'a, const SIZE: usize> Row<'a, SIZE> {
     }
 }
 
-// In the `unsafe` blocks below: `entry` answers `SIZE` bytes of the window, aligned as their row
+// In the `unsafe` blocks below: `entry` returns `SIZE` bytes of the window, aligned as their row
 // was checked to be; the window keeps them mapped, and nothing in the process makes references into
 // a mapping.
 
@@ -105,8 +105,8 @@ impl<'a> ReadDescriptors<'a> {
         Some(unsafe { Word::load(entry, Ordering::Relaxed) })
     }
 
-    /// The second word of entry `index`, by a load that acquires: what the driver wrote before it
-    /// is seen by later loads.
+    /// Loads the second word of entry `index` with acquire ordering: the driver's stores before its
+    /// store of that word are visible to later loads.
     #[inline(always)]
     pub fn load_second(&self, index: u16) -> Option<u64> {
         let entry = self.0.entry(index)?;

@@ -1,4 +1,4 @@
-//! A piece of a memory file that two processes use word by word: what one leaves there outlives it.
+//! Piece of a memory file that two processes use word by word; its content outlives either process.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -14,10 +14,11 @@ use crate::word::Word;
 
 /// A mapped piece of a memory file, of our making or received.
 ///
-/// Words are little-endian. Loads acquire and stores release; the other side is whoever maps the
-/// file, now or after this process. Offsets are in bytes from the start of the piece; one that is
-/// outside it or not a multiple of the word's size is a bug of the caller and panics. A received
-/// file may be truncated under us: see [`is_lost`](SharedFile::is_lost).
+/// Words are little-endian. Loads acquire and stores release; they pair with those of other
+/// processes that map the file, now or after the end of this one. Offsets are in bytes from the
+/// start of the piece; one that is outside it or not a multiple of the word's size is a bug of the
+/// caller and panics. A received file may be truncated under us: see
+/// [`is_lost`](SharedFile::is_lost).
 ///
 /// ```
 /// use guest_mem::SharedFile;
@@ -104,7 +105,7 @@ impl SharedFile {
         }
     }
 
-    /// Where the piece starts in the file, in bytes.
+    /// Returns the start of the piece in the file, in bytes.
     pub fn offset(&self) -> u64 {
         self.offset
     }
@@ -115,8 +116,8 @@ impl SharedFile {
         self.len
     }
 
-    /// Whether an access has found the file truncated: it reads as zeroes, and what has been
-    /// written since, which nobody else sees.
+    /// Returns whether an access has found the file truncated. From then on the piece is private
+    /// memory: zeroes, and later writes, which no other process sees.
     pub fn is_lost(&self) -> bool {
         self.mapping.is_lost()
     }
@@ -128,14 +129,15 @@ impl SharedFile {
         slice.expect("inside the mapping, which is kept")
     }
 
-    /// Where byte `at` is mapped in this process, for the kernel: an address that
-    /// [`keep_alive`](Self::keep_alive) keeps.
+    /// Returns the address of byte `at` in this process, for the kernel: an address that
+    /// [`keep_alive`](Self::keep_alive) keeps mapped.
     pub fn hva(&self, at: usize) -> Hva {
         self.check(at, 0);
         self.mapping.hva(at)
     }
 
-    /// What keeps the piece mapped: hold a clone for as long as an address of it is in use.
+    /// Returns the object that keeps the piece mapped: hold a clone for as long as an address of it
+    /// is in use.
     pub fn keep_alive(&self) -> KeepAlive {
         self.keep.clone()
     }

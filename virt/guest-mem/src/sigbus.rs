@@ -1,10 +1,10 @@
-//! Survives the loss of memory that another process gave us.
+//! `SIGBUS` handler for mappings of files that another process may truncate.
 //!
-//! Whoever holds a memory file without a seal on its size can truncate it under our mapping; the
-//! next access is then answered with `SIGBUS`, which would end every guest of this process for the
+//! A process that holds a memory file without a seal on its size can truncate it under our mapping.
+//! The next access then raises `SIGBUS`, which would end every guest of this process because of the
 //! malice or accident of one. So mappings of foreign files are registered here, and a process-wide
-//! handler puts private zeroed memory in place of one that faulted, and marks it lost. The access
-//! is repeated by the processor and finds zeroes; the owner finds [`Registration::is_lost`] and
+//! handler puts private zeroed memory in place of one that faulted, and marks it lost. The
+//! processor repeats the access, which reads zeroes; the owner finds [`Registration::is_lost`] and
 //! stops that one guest.
 //!
 //! The *whole* mapping is replaced, not the page: one fault and one kernel mapping per lost file,
@@ -12,23 +12,22 @@
 //! kernel's bound on mappings), and huge pages need no care. Where the host has no commitment left
 //! for that (strict overcommit), the block that faulted is.
 //!
-//! **What the handler may do.** It runs between any two instructions of any thread. It loads and
-//! stores static atomics, calls `mmap`, `sigaction` and `raise` (bare system calls), and restores
-//! `errno`. No lock, no allocation, no unwinding.
+//! **Async-signal safety.** The handler runs between any two instructions of any thread. It loads
+//! and stores static atomics, calls `mmap`, `sigaction` and `raise` (bare system calls), and
+//! restores `errno`. No lock, no allocation, no unwinding.
 //!
 //! **Why it finds the right mapping.** A slot is live from before its memory can be accessed until
 //! after the last access, so the slot of the memory that faulted cannot change while the handler
 //! runs: the interrupted thread holds that mapping. Slots of *other* mappings may change under the
-//! scan; a version number, odd while live, tells (a slot whose version moved is somebody else's and
-//! is skipped). A slot dies before its memory is unmapped, so an address of a live slot never
-//! belongs to anybody else.
+//! scan. Each slot has a version number, odd while it is live: a slot whose version changes during
+//! the scan belongs to another mapping and is skipped. A slot dies before its memory is unmapped,
+//! so an address of a live slot never belongs to any other mapping.
 //!
-//! **What goes on to the disposition that was there before** (a Rust program's own, as a rule):
-//! faults elsewhere, signals sent by processes, and early reports of memory errors, which no access
-//! waits for.
+//! **Forwarded to the previous disposition** (a Rust program's own, as a rule): faults elsewhere,
+//! signals sent by processes, and early reports of memory errors, which no access waits for.
 //!
-//! What the *kernel* accesses on our behalf raises no signal: the system call answers `EFAULT` and
-//! nothing is marked. A thread that blocks `SIGBUS` is killed by the fault.
+//! An access by the *kernel* on our behalf raises no signal: the system call fails with `EFAULT`
+//! and nothing is marked. A thread that blocks `SIGBUS` is killed by the fault.
 //!
 //! UNSAFETY: installs a signal handler, and maps over mappings that are registered.
 
@@ -71,10 +70,10 @@ static TOUCHED: AtomicUsize = AtomicUsize::new(0);
 static FREE: Mutex<Vec<usize>> = Mutex::new(Vec::new());
 /// Mappings lost so far in this process.
 static LOSSES: AtomicU64 = AtomicU64::new(0);
-/// What was there before our handler; set before that is installed.
+/// Disposition that our handler replaced; set before the handler is installed.
 static PREVIOUS: OnceLock<libc::sigaction> = OnceLock::new();
 
-/// Why memory could not be registered.
+/// Reason why memory could not be registered.
 #[derive(Debug)]
 pub(crate) enum RegisterError {
     /// All slots are live.
@@ -120,8 +119,8 @@ impl Registration {
         Ok(Self(number))
     }
 
-    /// Whether accesses have found the memory gone. What was there is: it reads as zeroes and
-    /// whatever has been written since.
+    /// Returns whether accesses have found the memory gone. Its content is lost: it reads as zeroes
+    /// and later writes.
     pub(crate) fn is_lost(&self) -> bool {
         // An access that faulted came before this in the thread; keep the compiler from undoing
         // that.
@@ -204,8 +203,8 @@ fn replace_lost(address: usize) -> bool {
         }
         let replace = |start: usize, len: usize| {
             // SAFETY: inside the live slot's mapping, which its owner reaches by atomic or opaque
-            // accesses only: to those, memory that turns to zeroes is memory that somebody changed.
-            // The interrupted thread holds the mapping, so it is not unmapped under us.
+            // accesses only: to those, memory that turns to zeroes is memory that another process
+            // changed. The interrupted thread holds the mapping, so it is not unmapped under us.
             let answer = unsafe {
                 libc::mmap(
                     ptr::with_exposed_provenance_mut(start),
@@ -229,7 +228,7 @@ fn replace_lost(address: usize) -> bool {
     false
 }
 
-/// Does what would have been done without us.
+/// Forwards the signal to the previous disposition.
 fn hand_on(
     signal: c_int,
     code: c_int,
@@ -259,7 +258,7 @@ fn hand_on(
         }
         handler if previous.sa_flags & libc::SA_SIGINFO != 0 => {
             // SAFETY: neither of the two special values, so a function that was installed with
-            // SA_SIGINFO; it gets what the kernel gave.
+            // SA_SIGINFO; it gets the arguments that the kernel passed.
             let handler: extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) =
                 unsafe { std::mem::transmute(handler) };
             handler(signal, info, context);

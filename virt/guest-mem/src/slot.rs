@@ -1,8 +1,8 @@
-//! What a guest's memory slots show.
+//! Mappings behind a guest's memory slots.
 //!
-//! The hypervisor's view of a page and the devices' view of it are two mappings, so that what is
-//! done to the one (write protection, pages taken away, faults that a pager hears) is not met
-//! through the other. Anonymous memory has one view only.
+//! The hypervisor and the devices reach a page through two separate mappings, so that changes to
+//! the first (write protection, unmapped pages, faults that a pager handles) do not affect accesses
+//! through the second. Anonymous memory has a single mapping.
 //!
 //! UNSAFETY: advice on a mapping of our own. Nothing here is dereferenced.
 
@@ -16,8 +16,8 @@ use crate::mapping::{HugePages, Mapping, align_of_len};
 use crate::reserve::Reservation;
 
 /// Memory that a guest's memory slot shows: a mapping of shared memory made for it, or anonymous
-/// memory, which devices reach there too. No reference into it is made in this process; whoever
-/// lends it to a slot keeps it as long.
+/// memory, which devices reach there too. No reference into it is made in this process. The code
+/// that passes it to a slot keeps it at least as long as the slot.
 #[derive(Debug)]
 pub struct SlotMapping {
     start: NonNull<u8>,
@@ -83,17 +83,17 @@ impl SlotMapping {
         Self::new(file, 0, PAGE_SIZE, HugePages::Never)
     }
 
-    /// Where it begins: `userspace_addr` of the memory slot.
+    /// Start address: `userspace_addr` of the memory slot.
     pub fn hva(&self) -> Hva {
         Hva::new(self.start.as_ptr().expose_provenance() as u64)
     }
 
-    /// Takes `len` bytes from `offset` on (multiples of 4096) out of the mapping: the file keeps
-    /// them, and whoever reaches for them here maps them anew.
+    /// Unmaps `len` bytes from `offset` on (multiples of 4096): the file keeps their content, and
+    /// the next access through this mapping maps them anew.
     ///
     /// # Errors
-    /// The kernel's, of madvise(2); `InvalidInput` for what is not inside; `Unsupported` if there
-    /// is no file to keep them.
+    /// The kernel's, of madvise(2); `InvalidInput` for a range that is not inside; `Unsupported` if
+    /// there is no file to keep the content.
     pub fn unmap(&self, offset: u64, len: u64) -> io::Result<()> {
         if let Hold::Shared { .. } = self.hold {
             return Err(io::ErrorKind::Unsupported.into());
@@ -104,7 +104,7 @@ impl SlotMapping {
         }
         // SAFETY: checked just above to lie inside the mapping, whose length is a `usize`.
         let start = unsafe { self.start.add(offset as usize) };
-        // SAFETY: the range is of a shared mapping of ours: what it holds is the file's.
+        // SAFETY: the range is of a shared mapping of ours: its content is the file's.
         match unsafe { libc::madvise(start.as_ptr().cast(), len as usize, libc::MADV_DONTNEED) } {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),
@@ -127,7 +127,7 @@ mod tests {
 
     use crate::{Gpa, GuestRam, HugePages, PhysMem};
 
-    /// Flags of the mapping that starts at `hva`, as the kernel tells them.
+    /// Returns the flags of the mapping that starts at `hva`, as the kernel reports them.
     fn flags(hva: u64) -> String {
         let maps = fs::read_to_string("/proc/self/smaps").expect("the kernel tells mappings");
         let head = format!("{hva:x}-");
@@ -145,7 +145,7 @@ mod tests {
             let slot = ram.slot_mapping(region).unwrap();
             assert_eq!((slot.len(), slot.hva().raw() % (2 << 20)), (4 << 20, 0));
             assert_ne!(slot.hva(), region.hva);
-            // SAFETY: five bytes inside the mapping, which nobody writes.
+            // SAFETY: five bytes inside the mapping, which no thread writes.
             let seen = unsafe { *((slot.hva().raw() + 0x1234) as *const [u8; 5]) };
             assert_eq!(&seen, b"guest");
             for hva in [slot.hva(), region.hva] {

@@ -17,7 +17,7 @@ use crate::lease::{Budget, LeaseId, Leases};
 use crate::phys::PhysMem;
 use crate::window::{Window, WindowTarget};
 
-/// One device's permission-checked, IOMMU-aware door to guest memory.
+/// Permission-checked, IOMMU-aware view of guest memory for one device.
 #[derive(Debug)]
 pub struct View<'a, I: Iommu, M: PhysMem> {
     iommu: &'a mut I,
@@ -80,8 +80,8 @@ fn check_last(iova: Iova, len: u64) -> Access<()> {
     Ok(())
 }
 
-/// The first contiguous piece of `len` bytes for which [`PhysMem::host`] has answered `stop`: bytes
-/// that are RAM all of them may yet lie in several places of the host.
+/// Returns the first contiguous piece of `len` bytes for which [`PhysMem::host`] has returned
+/// `stop`: even if all of them are RAM, they may not be contiguous in the host's memory.
 #[cold]
 fn first_piece<M: PhysMem>(
     mem: &M,
@@ -226,8 +226,8 @@ impl<I: Iommu, M: PhysMem> Dma for View<'_, I, M> {
             .next_mapping(self.mem, self.source, from, last, budget)
     }
 
-    /// Tables may be absent as well: what lies behind one is asked for when it has come, and
-    /// everything else now.
+    /// Tables may be absent as well: memory behind an absent table is requested when the table has
+    /// come in, and all other memory now.
     #[cold]
     fn gather(&mut self, ranges: impl Iterator<Item = Wanted>) -> Access<()> {
         let mut pieces = Vec::new();

@@ -1,10 +1,10 @@
 //! A run of guest memory, for the length of one call: bytes that are copied straight from or to
 //! where they are, in one guest or between two.
 //!
-//! [`Dma::host`](crate::Dma::host) answers where a range is; [`VolatileSlice::new`] checks that
-//! address against what a [`KeepAlive`] keeps mapped, and borrows from that. Protection is the
-//! translation's, which holds until the call into the device returns, or for as long as a lease is
-//! held; memory safety is this module's.
+//! [`Dma::host`](crate::Dma::host) returns the address of a range; [`VolatileSlice::new`] checks
+//! that address against the memory that a [`KeepAlive`] keeps mapped, and borrows from that.
+//! Protection is the translation's, which is valid until the call into the device returns, or for
+//! as long as a lease is held; memory safety is this module's.
 //!
 //! Cost: one indirect call and two comparisons to make one, a bounds check for each copy.
 //!
@@ -21,7 +21,8 @@ use crate::keep;
 use crate::phys::KeepAlive;
 use crate::word;
 
-/// A [`DirectRun`] that stays mapped for `'a`: many slices of it cost one question of what is kept.
+/// A [`DirectRun`] that stays mapped for `'a`: many slices of it cost one check of the
+/// [`KeepAlive`].
 #[derive(Clone, Copy, Debug)]
 pub struct MappedRun<'a> {
     iova: Iova,
@@ -53,7 +54,7 @@ impl<'a> MappedRun<'a> {
         })
     }
 
-    /// Where the `len` bytes at `iova` are, if all of them are in it.
+    /// Returns the `len` bytes at `iova`, if all of them are in the run.
     #[inline(always)]
     pub fn slice(&self, iova: Iova, len: u32) -> Option<VolatileSlice<'a>> {
         // An address before it wraps to an offset beyond any length.
@@ -112,8 +113,8 @@ impl<'a> VolatileSlice<'a> {
         self.len == 0
     }
 
-    /// Where it starts, in this process: for the kernel, or to make it again from the same
-    /// [`KeepAlive`] once the call is over and a lease is held.
+    /// Returns its address in this process: for the kernel, or to make it again from the same
+    /// [`KeepAlive`] after the call, while a lease is held.
     #[inline]
     pub fn hva(&self) -> Hva {
         Hva::new(self.pointer.as_ptr() as u64)
@@ -159,9 +160,9 @@ impl<'a> VolatileSlice<'a> {
         unsafe { word::copy_in(buf, self.pointer.as_ptr().add(offset as usize)) }
     }
 
-    /// Copies 12 bytes, a header, to `offset` unless they are there already: of a line that both
-    /// sides only read, each keeps its copy. What is found is compared, and no decision rests on
-    /// it.
+    /// Copies 12 bytes, a header, to `offset` unless they are there already: a cache line that both
+    /// sides only read stays in the caches of both. The bytes found there are only compared, and no
+    /// decision depends on them.
     ///
     /// # Panics
     /// If they do not lie inside.
@@ -259,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_kept_is_no_slice() {
+    fn no_slice_of_memory_that_is_not_kept() {
         let (one, two) = (ram(), ram());
         let hva = one.host(Gpa::new(0), 1, Intent::Read).expect("RAM");
         assert!(VolatileSlice::new(&two.keep_alive(), hva, 1).is_none());

@@ -1,4 +1,4 @@
-//! One word of guest memory to look at without a device's door: what an idle core watches.
+//! Word of guest memory that an idle core polls without the device's view.
 //!
 //! UNSAFETY: dereferences the cached pointer, as [`Window`](crate::Window) does, and for the same
 //! reason.
@@ -13,10 +13,10 @@ use crate::word::Word;
 /// A 16-bit little-endian word of guest memory, kept mapped (see
 /// [`Window::watch_u16`](crate::Window::watch_u16)).
 ///
-/// A look is one plain load, of which the answer may be old and orders nothing: whoever finds a
-/// change goes through the ring, whose loads acquire. After the guest has moved its ring, or taken
-/// the page from the device, the watch goes on to see the old place; it is a hint, never a value to
-/// act upon.
+/// A poll is one plain load; its value may be old and it orders nothing. A core that finds a change
+/// then reads the ring, whose loads acquire. After the guest has moved its ring, or taken the page
+/// from the device, the watch still reads the old place: its value is a hint, never to be acted
+/// upon.
 #[derive(Clone, Debug)]
 pub struct WatchWord {
     /// Inside `_memory`, 2-aligned, with 2 bytes behind it.
@@ -32,7 +32,7 @@ unsafe impl Sync for WatchWord {}
 impl WatchWord {
     /// `pointer` is a checked word of a window on `memory`.
     pub(crate) fn new(pointer: NonNull<u8>, memory: Arc<Mapping>) -> Self {
-        // Whatever the caller checked: the safety of the load rests on this.
+        // Regardless of the caller's checks: the safety of the load rests on this.
         let hva = crate::Hva::new(pointer.addr().get() as u64);
         let pointer = memory.pointer(hva, 2).expect("the window's memory");
         assert!(pointer.addr().get().is_multiple_of(2), "a word is aligned");

@@ -1,15 +1,15 @@
 //! A cached pointer into guest memory, checked by generation: how a device reads its rings.
 //!
-//! Translating an address for every look at an index would cost ten times the look itself. A device
-//! therefore keeps a [`Window`] per ring part, asks [`Window::is_current`] once per batch, and
-//! calls [`Dma::refresh`](crate::Dma::refresh) when it is not. Between the two it accesses memory
-//! at the price of a bounds check.
+//! Translating an address for every read of an index would cost ten times the read itself. A device
+//! therefore keeps a [`Window`] per ring part, checks [`Window::is_current`] once per batch, and
+//! calls [`Dma::refresh`](crate::Dma::refresh) when it is not. Between the two, an access to memory
+//! costs a bounds check.
 //!
 //! Memory safety does not depend on that protocol: a window holds its memory mapped, and a stale
 //! one still points to RAM of the same guest. Protection does depend on it.
 //!
 //! UNSAFETY: dereferences the cached pointer. Going through the mapping at each access would repeat
-//! a check already made and add a dependent load to every look at an index.
+//! a check already made and add a dependent load to every read of an index.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -26,26 +26,26 @@ use crate::word::{self, Word};
 
 /// A cached translation of a few bytes inside one mapping, checked by generation.
 ///
-/// Offsets are bytes from the window's start. **All accessors panic** on what only a bug of the
-/// device model can cause: an offset outside the window, a misaligned word, a store through a
+/// Offsets are bytes from the window's start. **All accessors panic** on errors that only a bug of
+/// the device model can cause: an offset outside the window, a misaligned word, a store through a
 /// [`Perm::Read`] window or a load through a [`Perm::Write`] one, any access after a failed
 /// [`refresh`](crate::Dma::refresh). A guest-chosen alignment is checked where the guest sets the
 /// address (queue enable), or by [`Window::is_aligned`].
 ///
-/// Words are little-endian. Loads acquire and stores release unless the name says `relaxed`; the
+/// Words are little-endian. Loads acquire and stores release unless the name has `relaxed`; the
 /// other side is the guest's driver, which publishes with its write barrier before an index and
 /// reads behind its read barrier after one.
 #[derive(Clone, Debug)]
 pub struct Window {
     iova: Iova,
-    /// As asked for; the two below are it or 0, so that one comparison checks bounds, permission
-    /// and whether the last refresh succeeded.
+    /// Requested length in bytes. The two fields below are equal to it or 0, so that one comparison
+    /// checks bounds, permission and whether the last refresh succeeded.
     len: u32,
     readable: u32,
     writable: u32,
     perm: Perm,
-    /// What `iova` was translated to, and where that is: inside `memory`, with at least `len` bytes
-    /// behind it.
+    /// Translation of `iova`; `pointer` is its host address, inside `memory`, with at least `len`
+    /// bytes behind it.
     gpa: Gpa,
     pointer: NonNull<u8>,
     generation: u64,
@@ -91,8 +91,8 @@ macro_rules! word_accessors {
 }
 
 impl Window {
-    /// A window on `len` bytes, at least 1, at `hva`, which `gpa` translated to. `mem` must be
-    /// memory of this crate's making; of any other the answer is [`DmaFault::NotRam`].
+    /// Creates a window on `len` bytes, at least 1, at `hva`, to which `gpa` translated. `mem` must
+    /// be memory made by this crate; for any other the result is [`DmaFault::NotRam`].
     pub(crate) fn new<M: PhysMem>(mem: &M, place: WindowTarget) -> Access<Self> {
         let WindowTarget {
             iova,
@@ -147,8 +147,8 @@ impl Window {
         }
     }
 
-    /// Refuses all accesses until it is [refreshed](crate::Dma::refresh): for who implements that
-    /// and has to wait.
+    /// Refuses all accesses until it is [refreshed](crate::Dma::refresh): for implementations of
+    /// that method that have to wait.
     pub fn close(&mut self) {
         self.readable = 0;
         self.writable = 0;
@@ -162,7 +162,7 @@ impl Window {
         self.generation = generation;
     }
 
-    /// Where the window starts, as the device names it.
+    /// Returns the start of the window, as the device names it.
     pub fn iova(&self) -> Iova {
         self.iova
     }
@@ -182,7 +182,7 @@ impl Window {
         }
     }
 
-    /// Where it begins: `len` bytes behind that are mapped.
+    /// Returns its start: `len` bytes behind that are mapped.
     #[inline(always)]
     pub(crate) fn start(&self) -> NonNull<u8> {
         self.pointer
@@ -200,7 +200,7 @@ impl Window {
         self.writable
     }
 
-    /// What the device may do through it.
+    /// Access that the device may make through the window.
     pub fn perm(&self) -> Perm {
         self.perm
     }
@@ -246,7 +246,7 @@ impl Window {
     pub fn read_bytes(&self, offset: u32, buf: &mut [u8]) {
         let pointer = self.checked(offset, buf.len(), self.readable);
         // SAFETY: `checked` has found the range inside the window, whose memory `self` keeps
-        // mapped; nobody holds references into a `Mapping`.
+        // mapped; no references into a `Mapping` exist.
         unsafe { word::copy_out(pointer, buf) }
     }
 
@@ -308,17 +308,18 @@ impl Window {
         let _ = offset;
     }
 
-    /// A look at the 16-bit word at `offset` that needs neither this window nor its device. The
-    /// word must be readable and aligned, as for [`load_u16`](Self::load_u16). Not for memory that
-    /// may be absent: nobody hears of such looks, and one may come when the page is gone.
+    /// Returns a watch on the 16-bit word at `offset`, which needs neither this window nor its
+    /// device. The word must be readable and aligned, as for [`load_u16`](Self::load_u16). Not for
+    /// memory that may be absent: the pager does not know of these loads, and one may happen when
+    /// the page is absent.
     pub fn watch_u16(&self, offset: u32) -> WatchWord {
         let pointer = self.checked_word::<u16>(offset, self.readable);
         let pointer = NonNull::new(pointer).expect("inside memory");
         WatchWord::new(pointer, self.memory.clone())
     }
 
-    /// Whether `watch` looks at the word at `offset`, as this window points now: if so, it need not
-    /// be made again.
+    /// Returns whether `watch` reads the word at `offset`, as this window points now: if so, it
+    /// need not be made again.
     #[inline]
     pub fn is_watched_by(&self, watch: &WatchWord, offset: u32) -> bool {
         if u64::from(offset) + 2 > u64::from(self.readable) {
@@ -378,7 +379,7 @@ impl Window {
     }
 }
 
-/// Where and how a new [`Window`] points.
+/// Parameters of a new [`Window`].
 pub(crate) struct WindowTarget {
     pub(crate) iova: Iova,
     pub(crate) gpa: Gpa,

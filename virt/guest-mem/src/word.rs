@@ -1,16 +1,16 @@
-//! Access to memory that a guest, or the kernel on its behalf, changes while we look: single loads
-//! and stores of 1, 2, 4 and 8 bytes, and copies.
+//! Access to memory that a guest, or the kernel on its behalf, changes at the same time: single
+//! loads and stores of 1, 2, 4 and 8 bytes, and copies.
 //!
 //! UNSAFETY: dereferences raw pointers into shared memory; the callers
 //! ([`Mapping`](crate::mapping::Mapping) and [`Window`](crate::Window)) own the bounds. Safe
 //! references cannot be used: a `&[u8]` promises that the bytes do not change, and the guest makes
 //! no promise.
 //!
-//! Why the copies are not `ptr::copy_nonoverlapping`: that is a plain access, and a plain access to
+//! The copies are not `ptr::copy_nonoverlapping`: that is a plain access, and a plain access to
 //! memory that another agent writes at the same time is a data race, undefined in Rust's model,
 //! even where every machine would only tear. So they are, on x86-64, instructions inside `asm!`,
 //! which the compiler must treat like a foreign function that may do the same with atomics;
-//! elsewhere relaxed atomic loads or stores. Both give what the trait promises: bytes may tear
+//! elsewhere relaxed atomic loads or stores. Both keep the promise of the trait: bytes may tear
 //! against a writing guest, and nothing worse. Overlapping atomics of different sizes are outside
 //! the model only when they race *within the program*; here one thread owns a VM's devices, and the
 //! racing side is the guest, which the model does not see. (Miri's weak-memory emulation stops at
@@ -19,7 +19,7 @@
 //! On x86-64 a copy is made of the fewest accesses of up to 16 bytes, the last of which overlaps
 //! the one before (a byte of the source may be read twice; the later value stays). From
 //! [`STRING_COPY_MIN`] bytes on it is one `rep movsq`: its start-up, 20 ns, then costs less than
-//! what the wider accesses of `memcpy` would gain.
+//! the wider accesses of `memcpy` would gain.
 //!
 //! Cost of a copy beside `memcpy`, translation included (`examples/foreign_cost.rs`; best of 9, 2.5
 //! GHz Xeon, virtual): 16 bytes 6 ns against 4, 256 bytes 13 against 6, 1024 bytes 27 against 17,
@@ -32,8 +32,8 @@ pub(crate) trait Word: Copy {
     /// One load.
     ///
     /// # Safety
-    /// `ptr` is aligned to the word's size and points to that many bytes of memory that is mapped,
-    /// and reached by nobody in this process through references, for the duration of the call.
+    /// `ptr` is aligned to the word's size and points to that many bytes of memory that is mapped
+    /// for the duration of the call, and into which no references exist in this process.
     unsafe fn load(ptr: *mut u8, ordering: Ordering) -> Self;
 
     /// One store.
@@ -42,8 +42,8 @@ pub(crate) trait Word: Copy {
     /// As [`load`](Word::load), and the memory is writable.
     unsafe fn store(ptr: *mut u8, value: Self, ordering: Ordering);
 
-    /// Stores `new` if the word is `current`; what it was. Acquire-release when it succeeds,
-    /// acquire when it does not.
+    /// Stores `new` if the word is `current`; returns its old value. Acquire-release when it
+    /// succeeds, acquire when it does not.
     ///
     /// # Safety
     /// As [`store`](Word::store).
@@ -95,21 +95,21 @@ word!(u64, AtomicU64);
 /// be no older than an index it loaded loads that index with acquire.
 ///
 /// # Safety
-/// `[src, src + dst.len())` is mapped for the duration of the call, and reached by nobody in this
-/// process through references.
+/// `[src, src + dst.len())` is mapped for the duration of the call, and no references into it exist
+/// in this process.
 #[inline]
 pub(crate) unsafe fn copy_out(src: *mut u8, dst: &mut [u8]) {
-    // SAFETY: the caller vouches for `src`, and `dst` owns its bytes, which cannot overlap: nobody
-    // holds references into shared memory.
+    // SAFETY: the caller vouches for `src`, and `dst` owns its bytes, which cannot overlap: no
+    // references into shared memory exist.
     unsafe { copy::out_of_shared(src, dst.as_mut_ptr(), dst.len()) }
 }
 
-/// Copies `src` into shared memory. Orders nothing: whoever publishes the bytes does so by a
-/// release store afterwards.
+/// Copies `src` into shared memory. Orders nothing: the caller publishes the bytes by a release
+/// store afterwards.
 ///
 /// # Safety
-/// `[dst, dst + src.len())` is mapped writable for the duration of the call, and reached by nobody
-/// in this process through references.
+/// `[dst, dst + src.len())` is mapped writable for the duration of the call, and no references into
+/// it exist in this process.
 #[inline]
 pub(crate) unsafe fn copy_in(src: &[u8], dst: *mut u8) {
     // SAFETY: as in `copy_out`, with the roles of the two sides exchanged.
@@ -120,8 +120,8 @@ pub(crate) unsafe fn copy_in(src: &[u8], dst: *mut u8) {
 /// bytes there are any mixture.
 ///
 /// # Safety
-/// Both ranges are mapped for the duration of the call, the second writable, and reached by nobody
-/// in this process through references.
+/// Both ranges are mapped for the duration of the call, the second writable, and no references into
+/// them exist in this process.
 #[inline]
 pub(crate) unsafe fn copy_between(src: *mut u8, dst: *mut u8, len: usize) {
     // SAFETY: instructions outside the compiler's sight, to which overlap is no matter of
@@ -277,9 +277,8 @@ mod instructions {
     /// As the module says, for `len` bytes, more than 64.
     unsafe fn long(mut src: *const u8, mut dst: *mut u8, mut len: usize) {
         // SAFETY: blocks advance while more than one is left, so that they stay inside the range;
-        // what is left then, at most 64 bytes and, unless it was that short from the start,
-        // preceded by 64 that have been copied, is covered by its last 32 or 64 bytes, which start
-        // inside.
+        // the rest, at most 64 bytes and, unless it was that short from the start, preceded by
+        // 64 that have been copied, is covered by its last 32 or 64 bytes, which start inside.
         unsafe {
             if len >= STRING_COPY_MIN {
                 // Whole words to an aligned place; the words reach to within 7 bytes of the end,

@@ -1,6 +1,6 @@
 //! The device TLB against the simplest correct version of it: a table with a row for each kibibyte.
 //!
-//! The space that is looked at is 32 KiB at its beginning and 32 KiB at its end, so that ranges end
+//! The space that is tested is 32 KiB at its beginning and 32 KiB at its end, so that ranges end
 //! at exactly 2^64, and may be all of it.
 
 use std::collections::BTreeSet;
@@ -42,8 +42,7 @@ struct PageRequest {
     is_ended: bool,
 }
 
-/// What a device TLB is to do, as plainly as it can be said. Nothing is merged, remembered or
-/// evicted.
+/// Reference model of a device TLB, as plain as possible. Nothing is merged, remembered or evicted.
 #[derive(Default)]
 struct Naive {
     rows: Vec<Option<(u64, Rights)>>,
@@ -218,7 +217,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => (0..ROWS / 2).prop_map(|first| (first, ROWS - 1)),
         1 => Just((0, ROWS - 1)),
     ];
-    // Few places, so that updates continue each other, or say what is known.
+    // Few places, so that updates continue each other, or repeat a known translation.
     let update = (span(), 0_u64..3, rights).prop_map(|((first, last), shift, rights)| {
         // No update of ours spans the hole between the two ends: guest memory is smaller.
         let last = if first < ROWS / 2 {
@@ -272,7 +271,8 @@ fn play(steps: &[Step], entries: usize, is_exact: bool) {
                 let range = range(first, last);
                 tlb.update(range, Gpa::new(gpa), rights);
                 let is_changed = naive.update(range, gpa, rights);
-                // One that adds leaves windows as they are; what it replaces may have been evicted.
+                // An update that only adds leaves windows as they are; the entry that it replaces
+                // may have been evicted.
                 if is_exact {
                     assert_eq!(
                         tlb.generation(DISK) != generation,
@@ -385,7 +385,7 @@ fn translate(
         iova(row)
     );
     let Ok(run) = got else { return };
-    // All of the run goes where it says.
+    // All of the run translates as it states.
     for at in row..ROWS {
         let inside = iova(at).raw() - iova(row).raw();
         if inside >= run.len {
@@ -415,7 +415,7 @@ fn misses_are_bounded_and_those_beyond_wait_for_the_newest() {
     }
     assert_eq!(sent, MAX_MISSES);
     assert_eq!(tlb.oldest_miss_ns(), Some(5));
-    // Refused, all of them: each waiter is woken, meets the fault, and asks nothing.
+    // All are refused: each waiter is woken, gets the fault, and sends no miss.
     for _ in 0..sent {
         assert!(tlb.answered(false));
     }
@@ -470,7 +470,7 @@ fn a_closed_one_wakes_all_and_refuses_until_it_is_opened() {
         matches!(stop, Err(Stop::Fault(_)))
     };
     assert!(refused(&mut tlb, 0) && refused(&mut tlb, 9));
-    // An answer that comes late is the old one's.
+    // A late answer belongs to the old miss.
     tlb.open();
     assert_eq!(tlb.oldest_miss_ns(), None, "the limit of what was given up");
     assert!(tlb.translate(&ram, DISK, at(0), Perm::Read).is_err());
@@ -527,12 +527,12 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
-    fn it_does_what_the_naive_one_does(steps in steps()) {
+    fn behaves_as_the_naive_model(steps in steps()) {
         play(&steps, 4 * ROWS, true);
     }
 
     #[test]
-    fn what_a_small_one_knows_is_true(steps in steps()) {
+    fn small_tlb_holds_only_valid_translations(steps in steps()) {
         play(&steps, 3, false);
     }
 }

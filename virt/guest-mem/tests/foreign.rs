@@ -1,5 +1,5 @@
-//! Memory of another process: its table, its bounds, its copies against a list of bytes, and what
-//! keeps it.
+//! Memory of another process: its table, its bounds, its copies against a list of bytes, and its
+//! lifetime.
 
 #![cfg(not(miri))] // no memory files there
 
@@ -268,7 +268,7 @@ fn windows_and_watches_keep_their_memory_and_refresh_to_the_new_table() {
     assert!(!window.is_current(view.generation()));
     view.refresh(&mut window).unwrap();
     assert_eq!(window.load_u16(8), 9);
-    // The watch has kept the old page, and says that it is the old one.
+    // The watch has kept the old page, and the window does not match it.
     assert!(!window.is_watched_by(&watch, 8));
     assert_eq!(watch.load_relaxed(), 7);
     put(&old, 8, &8u16.to_le_bytes());
@@ -309,7 +309,7 @@ impl Naive {
         })
     }
 
-    /// Where `[gpa, gpa + len)` first leaves RAM.
+    /// Returns the first address of `[gpa, gpa + len)` that is not RAM.
     fn first_hole(&mut self, gpa: u64, len: u64) -> Option<u64> {
         (gpa..gpa + len).find(|&at| self.byte(at).is_none())
     }
@@ -443,7 +443,7 @@ proptest! {
             }
         }
         prop_assert_eq!(direct.in_flight(), 0);
-        // And what was written is in the files, nothing beside it.
+        // All writes are in the files, and nothing else.
         for (gpa, file, len) in files {
             let want = &naive.0.iter().find(|(start, _)| *start == gpa).unwrap().1;
             prop_assert!(&get(&file, PAGE, len) == want);

@@ -67,7 +67,7 @@ fn table_without_room_refuses() {
 #[cfg_attr(miri, ignore = "65536 slots take minutes there")]
 fn largest_table_names_every_slot_apart() {
     let mut table = LeaseTable::new(MAX_LEASES);
-    // What is common, and then the reserves of 32 devices.
+    // The common leases, and then the reserves of 32 devices.
     let sources = [0; 32767].into_iter();
     let sources = sources.chain((0..32).flat_map(|source| [source; MAX_RESERVE]));
     let ids: HashSet<LeaseId> = (0..)
@@ -99,8 +99,8 @@ fn every_device_gets_its_reserve_whatever_the_others_hold() {
         most: 32767 + MAX_RESERVE,
     };
     assert_eq!(begin(&mut table, NET, 0), Err(full));
-    // What ends goes back to where it came from: a common one to whoever asks first, another to its
-    // device.
+    // A lease that ends returns to where it came from: a common one to the device that asks first,
+    // another to its device.
     table.end(held[0]);
     assert!(begin(&mut table, NET, 0).is_ok());
     assert_eq!(begin(&mut table, DISK, 0), Err(full));
@@ -285,7 +285,7 @@ enum Op {
         range: Option<(u64, u64)>,
         odd: bool,
     },
-    /// The recheck under way goes on for so much; a walk pends in it at times.
+    /// The recheck under way continues for this budget; a walk pends in it at times.
     GoOn {
         budget: u64,
         pends_at: u64,
@@ -327,10 +327,10 @@ struct Held {
     is_due: bool,
 }
 
-/// What the table should hold, by order of beginning.
+/// Expected content of the table, by order of beginning.
 type Model = BTreeMap<u64, Held>;
 
-/// An invalidation under way: of these devices and pages; what the tables say.
+/// Invalidation under way: its devices and pages, and whether the odd pages are gone, or the even.
 #[derive(Clone, Copy, Debug)]
 struct PendingInvalidation {
     source: Option<u16>,
@@ -340,14 +340,14 @@ struct PendingInvalidation {
 }
 
 impl PendingInvalidation {
-    /// Whether part of a lease is asked about and is gone: the naive answer.
+    /// Returns whether a part of a lease is rechecked and gone: the naive answer.
     fn revokes(&self, held: &Held) -> bool {
         let is_gone = |page: u64| (page % 2 == 1) == self.odd;
         let pages = held.page.max(self.first)..=(held.page + held.pages - 1).min(self.last);
         self.source.is_none_or(|source| source == held.source) && pages.into_iter().any(is_gone)
     }
 
-    /// As a walk does it: page by page.
+    /// Checks a lease as a walk does: page by page.
     fn walk(&self, lease: &LeaseRecord, part: &mut Part, budget: &mut Budget) -> bool {
         while part.at < part.end && !budget.is_spent() {
             let page = (lease.iova.raw() + u64::from(part.at)) / PAGE;
@@ -391,8 +391,8 @@ fn settle(
         .map(|lease| (lease.source.0, lease.iova.raw() / PAGE))
         .collect();
     for held in model.values_mut() {
-        // Several leases may lie at the same place: all of them are told alike, once the recheck is
-        // over.
+        // Several leases may lie at the same place: all of them are marked alike, once the recheck
+        // is over.
         let is_found = stale.contains(&(held.source, held.page));
         if is_done && held.is_due {
             held.is_stale |= asked.revokes(held);
@@ -434,8 +434,8 @@ proptest! {
                         }
                         Err(Full { most }) => {
                             prop_assert!(most <= max);
-                            // Nobody is refused who holds less than the reserve, or while most of
-                            // the table is free.
+                            // No device is refused that holds less than the reserve, or while most
+                            // of the table is free.
                             prop_assert!(own >= max.div_ceil(64).saturating_sub(1));
                             prop_assert!(model.len() >= max / 2);
                         }

@@ -77,10 +77,10 @@ fn touching_regions_become_one_and_holes_stay() {
     );
 }
 
-/// Whatever it is in: bytes that are given back are zeroes, for the memory slot as well.
+/// In every kind of memory, discarded bytes are zeroes, for the memory slot as well.
 #[test]
 #[cfg_attr(miri, ignore = "no mappings there")]
-fn what_is_discarded_reads_as_zeroes_and_the_rest_stays() {
+fn discarded_pages_read_as_zeroes_and_the_rest_stays() {
     let regions = [(Gpa::new(0), 4 << 20), (Gpa::new(1 << 32), 64 * KIB)];
     let kinds = [
         GuestRam::new(&regions).unwrap(),
@@ -120,17 +120,16 @@ fn what_is_discarded_reads_as_zeroes_and_the_rest_stays() {
 fn faults() -> i64 {
     // SAFETY: all zeroes are a value of this plain structure.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
-    // SAFETY: the call writes one structure to where it is told to.
+    // SAFETY: the call writes one structure to the given address.
     let result = unsafe { libc::getrusage(libc::RUSAGE_THREAD, &mut usage) };
     assert_eq!(result, 0);
     usage.ru_minflt
 }
 
-/// Another thread does it: the one that reaches the pages afterwards meets no fault, and finds what
-/// they held.
+/// Another thread populates the pages: a later access raises no fault and finds their content.
 #[test]
 #[cfg_attr(miri, ignore = "no mappings there")]
-fn what_is_populated_meets_no_fault_and_keeps_its_content() {
+fn populated_pages_raise_no_fault_and_keep_their_content() {
     const PAGES: u64 = 200;
     let regions = [(Gpa::new(0), 4 << 20), (Gpa::new(1 << 32), 64 * KIB)];
     let kinds = [
@@ -140,7 +139,7 @@ fn what_is_populated_meets_no_fault_and_keeps_its_content() {
     ];
     for (kind, ram) in kinds.iter().enumerate() {
         ram.write(Gpa::new(MIB + 5), &[7]).unwrap();
-        // Nobody else has touched those of the first half.
+        // No other code has touched the pages of the first half.
         let touch = |from: u64| {
             let before = faults();
             for page in 0..PAGES {
@@ -168,7 +167,8 @@ fn what_is_populated_meets_no_fault_and_keeps_its_content() {
     }
 }
 
-/// One view of it: a guest's slot shows what devices reach, and its pages cannot be taken away.
+/// It has one mapping: a guest's slot shows the memory that devices reach, and its pages cannot be
+/// unmapped.
 #[test]
 #[cfg_attr(miri, ignore = "no mappings there")]
 fn anonymous_memory_is_its_slots_mapping() {
@@ -185,7 +185,7 @@ fn anonymous_memory_is_its_slots_mapping() {
     let slot = ram.slot_mapping(&ram.regions()[1]).unwrap();
     ram.write(Gpa::new(1 << 32), b"guest").unwrap();
     drop(ram);
-    // SAFETY: five bytes inside the mapping, which nobody writes.
+    // SAFETY: five bytes inside the mapping, which no thread writes.
     let seen = unsafe { *(slot.hva().raw() as *const [u8; 5]) };
     assert_eq!(&seen, b"guest");
 }
@@ -259,7 +259,8 @@ fn u128_is_low_half_first() {
     assert!(mem.read_u128(Gpa::new(4096 - 8)).is_err());
 }
 
-/// Whether `[gpa, gpa + len)` lies in one of `regions`, byte by byte: what every access asks first.
+/// Finds the region in which `[gpa, gpa + len)` lies, byte by byte: the first check of every
+/// access.
 fn naive_region(regions: &[(u64, u64)], gpa: u64, len: u64) -> Option<usize> {
     regions.iter().position(|&(start, bytes)| {
         let (first, last) = (u128::from(gpa), u128::from(gpa) + u128::from(len));
@@ -321,7 +322,7 @@ fn ranges_at_every_edge_lie_in_a_region_or_nowhere() {
                 len - (start - first)
             });
             assert_eq!(ram.run(gpa).ok(), run, "from {start:#x}");
-            // An entry of a table is what its two halves are.
+            // An entry of a table equals its two halves.
             let half = |at: Option<Gpa>| ram.read_u64(at?).ok().map(u128::from);
             let whole = half(gpa.checked_add(8)).zip(half(Some(gpa)));
             let whole = whole.map(|(hi, lo)| hi << 64 | lo);

@@ -1,6 +1,6 @@
-//! The other process truncates its file under our mapping: its guest is lost, and nobody else.
+//! The other process truncates its file under our mapping: its guest is lost, and no other.
 //!
-//! What has to kill a process is tried in a child: this program again, with the name of one ignored
+//! Cases that must kill a process run in a child: this program again, with the name of one ignored
 //! test.
 
 #![cfg(not(miri))] // no memory files there
@@ -59,7 +59,7 @@ fn truncated_file_reads_as_zeroes_is_lost_and_harms_no_other() {
     lost.read(Gpa::new(5 * PAGE), &mut buf).unwrap();
     assert_eq!(buf, [0; 6]);
     assert!(lost.is_lost() && clone.is_lost() && !other.is_lost());
-    // It is memory still, though nobody else's.
+    // It is memory still, though private.
     lost.write(Gpa::new(7 * PAGE - 3), b"across").unwrap();
     lost.read(Gpa::new(7 * PAGE - 3), &mut buf).unwrap();
     assert_eq!(&buf, b"across");
@@ -71,7 +71,7 @@ fn truncated_file_reads_as_zeroes_is_lost_and_harms_no_other() {
     lost.read(Gpa::new(1 << 32), &mut seen).unwrap();
     assert_eq!(&seen, b"healthy");
 
-    // The file grown again is not what is mapped; a new table is, and is not lost.
+    // The old table does not map the grown file; a new table does, and is not lost.
     ftruncate(&truncated, 16 * PAGE).unwrap();
     put(&truncated, 0, b"second");
     let again = lost
@@ -206,7 +206,7 @@ fn threads_that_lose_memory_at_once_all_survive() {
     assert!(ram.is_lost());
 }
 
-/// A mapping of somebody else's, truncated: the fault that is not ours.
+/// Raises a fault in a truncated mapping that is not registered.
 fn fault_elsewhere() -> ! {
     let file = memfd(PAGE);
     // SAFETY: a new mapping; nothing else is there.
@@ -275,7 +275,7 @@ fn previous_handler_is_called_and_ignored_stays_ignored() {
     assert_eq!(child("child_raise_after_ignore").code(), Some(0));
 }
 
-/// In a child, because other tests want mappings meanwhile.
+/// Runs in a child, because other tests need mappings meanwhile.
 #[test]
 fn full_registry_is_an_error_and_empties() {
     assert_eq!(child("child_fills_the_registry").code(), Some(0));

@@ -17,7 +17,7 @@ pub const MAX_UDP_SEGMENTS: usize = 128;
 pub struct Checked<'r> {
     pub(crate) len: usize,
     pub(crate) undone: Undone,
-    /// The sender is the host's kernel, and says that checksums are right.
+    /// The sender is the host's kernel, and its header states that checksums are right.
     pub(crate) is_valid: bool,
     pub(crate) room: &'r mut HeaderRoom,
 }
@@ -51,7 +51,7 @@ impl<'r> Checked<'r> {
         })
     }
 
-    /// Takes over that the checksums are right, if `header` says so: from the host's kernel alone.
+    /// Trusts the statement of `header` that the checksums are right: for the host's kernel only.
     #[must_use]
     pub fn believing(mut self, header: &NetHeader) -> Self {
         self.is_valid = header.flags & NetHeader::DATA_VALID != 0;

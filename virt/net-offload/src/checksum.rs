@@ -66,7 +66,8 @@ impl Checksum {
         self
     }
 
-    /// The sum itself: what is in the checksum field of a frame whose checksum is partial.
+    /// Returns the sum itself: the value of the checksum field of a frame whose checksum is
+    /// partial.
     pub fn partial(self) -> u16 {
         let mut sum = self.sum;
         while sum > 0xffff {

@@ -1,11 +1,11 @@
-//! What a receiver is given.
+//! Delivery of a checked frame to a receiver.
 
 use crate::check::Checked;
 use crate::segments::Segments;
 use crate::undone::{PartialChecksum, Undone};
 use crate::{NetHeader, Offloads};
 
-/// What is to be done for one receiver.
+/// Form in which one receiver gets a frame.
 #[derive(Debug)]
 pub enum Delivery<'c> {
     /// The frame's bytes as they are, behind this header. Where there is a
@@ -18,7 +18,7 @@ pub enum Delivery<'c> {
     Segments(Segments<'c>),
 }
 
-/// A frame that its receiver gets in one piece, with what is undone left to it.
+/// A frame that its receiver gets in one piece, with the offloaded work left to the receiver.
 #[derive(Debug)]
 pub struct Unchanged<'c> {
     /// Header for the receiver.
@@ -28,8 +28,8 @@ pub struct Unchanged<'c> {
 }
 
 impl Checked<'_> {
-    /// What a receiver with these offloads is given. May be asked for several receivers, one after
-    /// another.
+    /// Returns the form in which a receiver with these offloads gets the frame. May be called for
+    /// several receivers, one after another.
     pub fn deliver(&mut self, receiver: Offloads) -> Delivery<'_> {
         let takes_checksum = receiver.contains(Offloads::CSUM);
         match self.undone {

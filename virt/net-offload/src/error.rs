@@ -2,14 +2,15 @@
 
 use crate::GsoType;
 
-/// Reason why a frame is not what its header says. It is dropped and counted.
+/// Contradiction between a frame and its header. The frame is dropped and counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HeaderError {
     /// Fewer than [`MIN_FRAME`](crate::MIN_FRAME) bytes or more than
     /// [`MAX_FRAME`](crate::MAX_FRAME).
     #[error("a frame of {0} bytes")]
     FrameLength(usize),
-    /// The checksum, or what it covers, is outside the frame, or begins in the network's headers.
+    /// The checksum, or the range that it covers, is outside the frame, or begins in the network's
+    /// headers.
     #[error("the checksum is outside the frame")]
     ChecksumOutside,
     /// A partial checksum of a sender that has not negotiated that, or for a receiver that has not
@@ -19,16 +20,17 @@ pub enum HeaderError {
     /// An offload that the sender has not negotiated, or a type that does not exist.
     #[error("segmentation of type {:#x}, which was not negotiated", .0.0)]
     NotNegotiated(GsoType),
-    /// To be segmented, with `gso_size` 0.
+    /// A frame to be segmented, with `gso_size` 0.
     #[error("segments of 0 bytes")]
     SegmentSize,
-    /// To be segmented, with a checksum that is not partial, or not that of the transport header.
+    /// A frame to be segmented, with a checksum that is not partial, or not that of the transport
+    /// header.
     #[error("the checksum of a frame to be segmented is not its transport's")]
     SegmentChecksum,
     /// The frame is of another protocol than the type of segmentation.
     #[error("the frame's protocol is not the one to be segmented")]
     Protocol,
-    /// To be segmented, and an IP fragment.
+    /// An IP fragment to be segmented.
     #[error("a fragment cannot be segmented")]
     Fragment,
     /// A length in the IP or UDP header is not the frame's.

@@ -17,7 +17,7 @@ impl GsoType {
     pub const TCPV6: Self = Self(4);
     /// VIRTIO_NET_HDR_GSO_UDP_L4 (USO, virtio 1.3), of either version of IP.
     pub const UDP_L4: Self = Self(5);
-    /// VIRTIO_NET_HDR_GSO_ECN: a bit beside a TCP type, for a segment that says CWR.
+    /// VIRTIO_NET_HDR_GSO_ECN: a bit beside a TCP type, for a segment with CWR set.
     pub const ECN: u8 = 0x80;
 
     /// Whether the ECN bit is set.
@@ -37,8 +37,8 @@ impl GsoType {
         Self(self.0 | if ecn { Self::ECN } else { 0 })
     }
 
-    /// Whether a frame of this type may be left to a receiver that does `allowed`. Of which version
-    /// of IP a UDP one is, the frame says.
+    /// Returns whether a frame of this type may be left to a receiver with the offloads `allowed`.
+    /// The IP version of a UDP one follows from the frame only.
     pub(crate) fn is_allowed(self, allowed: Offloads) -> bool {
         let has = |one| allowed.contains(one);
         let has_kind = match self.kind() {

@@ -13,9 +13,9 @@ pub const MAX_FRAME: usize = 65_535 + 18;
 /// Linux takes none before that either (`virtio_net_hdr_to_skb`).
 const MIN_CSUM_START: usize = MIN_FRAME + 20;
 
-/// Header as its sender wrote it: an allegation, of which [`check`](Self::check) passes what needs
-/// no look at the frame, and [`Checked::check`](crate::Checked::check) all. `num_buffers` is no
-/// part of it: only the device that receives knows that.
+/// Header as its sender wrote it, untrusted. [`check`](Self::check) checks the fields that do not
+/// depend on the frame, and [`Checked::check`](crate::Checked::check) all. `num_buffers` is no part
+/// of it: only the device that receives knows that.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NetHeader {
     /// Offset 0: [`NEEDS_CSUM`](Self::NEEDS_CSUM), [`DATA_VALID`](Self::DATA_VALID).
@@ -85,9 +85,9 @@ impl NetHeader {
         self.flags & Self::NEEDS_CSUM == 0 && self.gso_type == GsoType::NONE
     }
 
-    /// Checks what can be checked without the frame, of `len` bytes, of which no more than
-    /// `allowed` may be left undone; answers the header to send on. Whether the type fits the
-    /// protocol, the frame says.
+    /// Checks the header without the content of the frame, of `len` bytes, of which no more than
+    /// `allowed` may be left undone. Returns the header to forward. It is not checked that the type
+    /// fits the frame's protocol.
     ///
     /// # Errors
     /// The frame cannot be sent on.

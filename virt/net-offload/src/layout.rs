@@ -51,7 +51,7 @@ pub(crate) enum Transport {
     Udp,
 }
 
-/// Where the headers of a frame are, as offsets from its start.
+/// Positions of the headers of a frame, as offsets from its start.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Layout {
     pub ip: Ip,
@@ -75,14 +75,14 @@ impl Layout {
         frame.copy_to(0, bytes);
         let layout = Self::parse(bytes, len);
         layout.map_err(|error| match error {
-            // What is missing is not behind the copied bytes: there are none.
+            // The missing bytes are not behind the copied ones: the frame ends there.
             HeaderError::HeadersTooLong if len <= MAX_HEADERS => HeaderError::Malformed,
             other => other,
         })
     }
 
-    /// Finds the headers in `bytes`, the first ones of a frame of `len`. Headers that go on behind
-    /// them are too long.
+    /// Finds the headers in `bytes`, the first ones of a frame of `len`. Headers that continue
+    /// behind them are too long.
     fn parse(bytes: &[u8], len: usize) -> Result<Self, HeaderError> {
         let mut l3 = ADDRESSES + 2;
         let mut ether_type = ether_type_before(bytes, l3)?;
@@ -170,7 +170,7 @@ fn parse_v6(packet: &[u8], len: usize) -> Result<(Ip, IpNumber, usize), HeaderEr
         match extension {
             // Also an atomic one, of which Linux makes no segments either.
             Ipv6ExtensionSlice::Fragment(_) => return Err(HeaderError::Fragment),
-            // Covers what segmentation changes.
+            // Covers fields that segmentation changes.
             Ipv6ExtensionSlice::Authentication(_) => return Err(HeaderError::Protocol),
             _ => {}
         }

@@ -1,11 +1,11 @@
-//! Offloads of virtio-net frames in software (virtio 1.2 §5.1.6): what a frame's sender left
-//! undone, for a receiver that cannot do it either.
+//! Offloads of virtio-net frames in software (virtio 1.2 §5.1.6): does the work that a frame's
+//! sender left undone, for a receiver that cannot do it either.
 //!
 //! A driver with CSUM leaves a frame's checksum to the device, one with HOST_TSO4, HOST_TSO6 or
-//! HOST_USO the division of up to 64 KiB into packets. It says so in the `virtio_net_hdr` in front
-//! of the frame. That header is an *allegation*: [`Checked::check`] compares it with the frame and
-//! copies the frame's headers once, and only a [`Checked`] has the methods that use them. What a
-//! receiver may be given follows from its [`Offloads`] alone:
+//! HOST_USO the division of up to 64 KiB into packets. It states so in the `virtio_net_hdr` in
+//! front of the frame. That header is not trusted: [`Checked::check`] compares it with the frame
+//! and copies the frame's headers once, and only a [`Checked`] has the methods that use them. The
+//! form in which a receiver gets the frame follows from its [`Offloads`] alone:
 //! ```text
 //! NetHeader + frame ─ check ─▶ Checked ─ deliver(receiver's Offloads) ─▶ Delivery::Unchanged   (a new header)
 //!                        │                                             ├─▶ Delivery::Checksum    (two bytes to write)
@@ -22,15 +22,20 @@
 //! sender's partial one and never computed afresh: a wrong one stays wrong.
 //!
 //! `hdr_len` is a hint and is not read. Bytes are read through [`FrameBytes`], which may be
-//! scattered; nothing is allocated. A segment of a receiver with checksum offload costs no look at
-//! its payload. Bound: [`MAX_SEGMENTS`] of one frame, [`MAX_HEADERS`] bytes of headers.
+//! scattered; nothing is allocated. For a receiver with checksum offload, the payload of a segment
+//! is not read. Bound: [`MAX_SEGMENTS`] of one frame, [`MAX_HEADERS`] bytes of headers.
 //!
 //! ```
 //! use net_offload::{Checked, Delivery, HeaderRoom, Offloads, NetHeader};
 //!
 //! let frame = [0u8; 60];
 //! let mut room = HeaderRoom::new();
-//! let header = NetHeader { flags: NetHeader::NEEDS_CSUM, csum_start: 34, csum_offset: 16, ..NetHeader::default() };
+//! let header = NetHeader {
+//!     flags: NetHeader::NEEDS_CSUM,
+//!     csum_start: 34,
+//!     csum_offset: 16,
+//!     ..NetHeader::default()
+//! };
 //! let mut checked = Checked::check(&header, &frame[..], Offloads::ALL, &mut room)?;
 //! // A receiver without offloads gets a finished frame.
 //! let Delivery::Checksum(partial) = checked.deliver(Offloads::NONE) else { unreachable!() };

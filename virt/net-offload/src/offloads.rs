@@ -1,4 +1,4 @@
-//! What a sender of frames leaves to their receiver.
+//! Offloads: work on frames that a sender leaves to the receiver.
 
 /// Set of offloads: work on frames that their sender leaves to their receiver.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -39,7 +39,7 @@ impl Offloads {
     pub const TSO4: Self = Self(1 << 1);
     /// Segmenting TCP over IPv6.
     pub const TSO6: Self = Self(1 << 2);
-    /// Segmenting TCP that says CWR.
+    /// Segmenting TCP with CWR set.
     pub const ECN: Self = Self(1 << 3);
     /// Segmenting UDP over IPv4.
     pub const USO4: Self = Self(1 << 4);

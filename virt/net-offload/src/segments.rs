@@ -118,7 +118,7 @@ impl<'c> Segments<'c> {
     }
 }
 
-/// One segment: its headers, and which bytes of the frame follow them.
+/// One segment: its headers, and the range of the frame that follows them.
 #[derive(Debug)]
 pub struct Segment<'s> {
     header: NetHeader,

@@ -1,10 +1,10 @@
-//! What a sender left undone in a frame whose header has been checked.
+//! Work that a sender left undone in a frame whose header has been checked.
 
 use crate::layout::{Ip, Layout, Transport};
 use crate::original::Original;
 use crate::{Checksum, FrameBytes, GsoType, NetHeader, Offloads};
 
-/// What a sender left undone.
+/// Work that a sender left undone.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Undone {
     Nothing,
@@ -20,7 +20,7 @@ pub(crate) struct Segmentation {
     pub size: usize,
     pub has_ecn: bool,
     pub checksum: PartialChecksum,
-    /// What the headers said at the check.
+    /// Content of the headers at the check.
     pub original: Original,
 }
 
@@ -33,7 +33,7 @@ impl Segmentation {
         }
     }
 
-    /// What a receiver needs to be given the frame as it is.
+    /// Returns the offloads that a receiver needs to get the frame unchanged.
     pub fn needs(&self) -> Offloads {
         let one = match (self.layout.transport, self.layout.ip) {
             (Transport::Tcp, Ip::V4) => Offloads::TSO4,
@@ -63,7 +63,7 @@ impl PartialChecksum {
         self.start
     }
 
-    /// Where in the frame the two bytes of the checksum are, high byte first.
+    /// Returns the position in the frame of the two bytes of the checksum, high byte first.
     pub fn position(self) -> usize {
         self.start + self.offset
     }

@@ -1,5 +1,5 @@
-//! Random frames between every pair of offload sets, as the naive model says: NET_FRAMES of them
-//! (20,000).
+//! Random frames between every pair of offload sets, compared with the naive model: NET_FRAMES of
+//! them (20,000).
 
 mod packets;
 
@@ -80,7 +80,7 @@ fn random_frames_between_every_pair_of_offload_sets() {
     assert!(segments > frames() * 2 && whole > frames() / 50);
 }
 
-/// Where a sender says that a wrong sum is the partial one, the receiver finds it wrong.
+/// If a sender passes a wrong sum as the partial one, the receiver finds the checksum wrong.
 #[test]
 fn a_wrong_checksum_stays_wrong() {
     let mut random = Random::new(seed() + 1);

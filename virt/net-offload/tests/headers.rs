@@ -125,14 +125,14 @@ fn type_against_protocol() {
         let error = HeaderError::NotNegotiated(GsoType(code));
         assert_eq!(check(header, &frame), Err(error));
     }
-    // ARP says of itself that it is TCP.
+    // An ARP frame whose header claims TCP.
     let mut arp = frame.clone();
     arp[12..14].copy_from_slice(&[8, 6]);
     assert_eq!(check(header, &arp), Err(HeaderError::Protocol));
 }
 
 #[test]
-fn what_was_not_negotiated_is_refused_and_without_csum_the_header_is_not_read() {
+fn offload_not_negotiated_is_refused_and_without_csum_the_header_is_not_read() {
     let (header, frame) = packet().sent(Offloads::ALL);
     let sent = |sender| delivered(&header, &frame[..], sender, &[Offloads::ALL]);
     let error = HeaderError::NotNegotiated(GsoType::TCPV4);
@@ -237,7 +237,7 @@ fn headers_longer_than_the_room_are_refused() {
     packet.extensions = vec![(60, vec![0; 254]), (60, vec![0; 254])];
     let (header, frame) = packet.sent(Offloads::ALL);
     assert_eq!(check(header, &frame), Err(HeaderError::HeadersTooLong));
-    // Nine tags, of which eight are looked at.
+    // Nine tags, of which eight are parsed.
     packet.extensions.clear();
     packet.tags = vec![[0x8100, 1]; 9];
     let (header, frame) = packet.sent(Offloads::ALL);

@@ -1,6 +1,6 @@
 //! The kernel as the oracle: the same frame written into a TAP and bridged to a second one with
 //! another set of offloads, in a network namespace of this thread. NET_FRAMES (20,000) frames;
-//! skipped where it cannot be set up, and says why.
+//! skipped where it cannot be set up, with the reason printed.
 
 mod packets;
 
@@ -108,7 +108,7 @@ fn bridged() -> io::Result<[Tap; 2]> {
     Ok(taps)
 }
 
-/// Completes a partial checksum, so that what was left undone and what was done can be compared.
+/// Completes a partial checksum, so that partial and complete results can be compared.
 fn completed(one: &Expected, packet: &Packet) -> Vec<u8> {
     let mut bytes = one.bytes.clone();
     let at = packet.checksum_at();
@@ -178,7 +178,7 @@ fn the_kernel_makes_the_same_frames() {
             let packet = Packet::random(&mut random);
             let sender = sets[random.below(sets.len() as u64) as usize];
             let is_uso = packet.is_udp && sender.contains(packet.needs());
-            // Linux drops what is one segment only because of its TCP options.
+            // Linux drops a frame that is a single segment only because of its TCP options.
             let is_one = packet.payload.len() <= usize::from(packet.size);
             let options = packet.tcp_options.len();
             let looks_large = packet.payload.len() + options > usize::from(packet.size);
@@ -188,7 +188,7 @@ fn the_kernel_makes_the_same_frames() {
             let (header, frame) = packet.sent(sender);
             let wanted = [receiver, Offloads::CSUM, Offloads::NONE];
             let ours = delivered(&header, &frame[..], sender, &wanted).expect("a right header");
-            // What a tagged frame may come out as besides.
+            // Another permitted form of a tagged frame.
             let ours = if packet.tags.is_empty() {
                 &ours[..1]
             } else {
@@ -213,7 +213,7 @@ fn the_kernel_makes_the_same_frames() {
     assert_wrong_headers_are_refused_by_both(&mut from);
 }
 
-/// What the kernel refuses with EINVAL, the check refuses too.
+/// Asserts that the check refuses all headers that the kernel refuses with EINVAL.
 fn assert_wrong_headers_are_refused_by_both(from: &mut Tap) {
     let mut random = Random::new(9);
     let mut refused = 0;

@@ -1,4 +1,4 @@
-//! What a network device costs per frame:
+//! Benchmark of the cost per frame of a network device:
 //! `cargo run --release -p net-ports --example net_cost [CELL [VISITS]]`.
 //!
 //! A cell is `g2h`, `h2g` or `loop`, with `_split` or `_packed`: frames of 64 bytes, a chain of one
@@ -7,9 +7,12 @@
 //! vhost-user without an IOMMU, seen through a `View`. All on one core, so no line comes from
 //! another cache: a floor, not a forecast.
 //!
-//! Prints the tenth percentile of the visits, nanoseconds per frame. Exact, and the same on a busy
-//! machine, are instructions:
-//! `valgrind --tool=callgrind --toggle-collect='net_cost::visit*' target/release/examples/net_cost g2h_split 1000`,
+//! Prints the tenth percentile of the visits, nanoseconds per frame. The number of instructions is
+//! exact, and the same on a busy machine:
+//! ```text
+//! valgrind --tool=callgrind --toggle-collect='net_cost::visit*' \
+//!     target/release/examples/net_cost g2h_split 1000
+//! ```
 //! divided by the frames that it prints (the rounds that warm the device up are not visits of that
 //! name).
 
@@ -34,10 +37,10 @@ const HEADER: u32 = 12;
 const BUFFER: u32 = 1530;
 /// From one buffer to the next: an odd number of cache lines.
 const STRIDE: u64 = 25 * 64;
-/// What a core gives to a port that is alone on it, in nanoseconds.
+/// Budget of a visit by a core to a port that is alone on it, in nanoseconds.
 const BUDGET: u64 = 6_400;
 
-/// Nobody to interrupt.
+/// Sink that drops interrupts.
 struct Quiet;
 
 impl Interrupt for Quiet {
@@ -70,7 +73,7 @@ fn warm_up(net: &mut Net, direct: &mut DirectMap, ram: &ForeignRam) {
     let _ = black_box(net.visit(&mut view, &mut Quiet, &mut PollBudget::new(1, BUDGET)));
 }
 
-/// Where a queue's buffer begins; its frame begins on a cache line.
+/// Returns the start of a queue's buffer; its frame begins on a cache line.
 fn buffer(queue: u16, nth: u64) -> u64 {
     0x10_0000 * (1 + u64::from(queue)) + nth % u64::from(SIZE) * STRIDE + 52
 }
@@ -102,8 +105,7 @@ impl World {
             "packed" => feature::RING_PACKED,
             other => return Err(format!("no layout {other}").into()),
         };
-        // As the client of `bench/net` has it: no interrupts wanted by index, no offloads,
-        // mergeable.
+        // As the client of `bench/net`: no EVENT_IDX, no offloads, mergeable buffers.
         let features = net.features() & !(feature::RING_PACKED | feature::IN_ORDER) | packed;
         let keep: KeepAlive = ram.keep_alive();
         net.begin(features, keep)?;
@@ -122,7 +124,7 @@ impl World {
         })
     }
 
-    /// Takes back what the device has done with, and fills the rings.
+    /// Takes back the buffers that the device has used, and fills the rings.
     fn drive(&mut self, sent: &mut u64, posted: &mut u64) {
         while self.tx.used().is_some() {}
         while self.rx.used().is_some() {}

@@ -1,16 +1,16 @@
 //! Capture of a port's frames in a file, as `tcpdump` and Wireshark read it (pcap, microseconds,
 //! Ethernet).
 //!
-//! Each frame as the device sees it, cut at [`SNAP`] bytes: what the guest sends, with checksums
-//! that it leaves undone, and what it is given, before its driver or the filters of its device have
-//! taken it. Bound: the file has at most the bytes it was given; behind that the port goes on and
-//! nothing more is written.
+//! Each frame is written as the device sees it, cut at [`SNAP`] bytes: frames that the guest sends,
+//! with checksums that it leaves undone, and frames for the guest, before the filters of its device
+//! or its driver have taken them. Bound: [`CaptureOptions::limit`]; once the file has that size,
+//! the port continues and nothing more is written.
 //!
 //! The file is complete up to the last frame whenever the device's core goes to sleep, and at the
 //! end.
 //!
-//! A write may wait for the file system, and the core with it: a capture is for a look at what goes
-//! on, and not for measurements.
+//! A write may wait for the file system, and the core with it: a capture is for diagnosis, not for
+//! measurements.
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
@@ -27,7 +27,7 @@ use vio::net::{
     Collected, FrameReceiver, NetPort, Offloads, PortCapabilities, RxFrame, TxFrame, Waits,
 };
 
-/// Bytes of a frame that are written at most.
+/// Most bytes of a frame that are written.
 const SNAP: usize = net_offload::MAX_FRAME;
 const FILE_HEADER: u64 = 24;
 const FRAME_HEADER: u64 = 16;
@@ -35,10 +35,10 @@ const FRAME_HEADER: u64 = 16;
 /// Reason why there is no capture.
 #[derive(Debug, thiserror::Error)]
 pub enum CaptureError {
-    /// The file is there, and is not to be replaced.
+    /// The file exists, and must not be replaced.
     #[error("the capture file is there already")]
     Exists,
-    /// The file is there, and no capture of ours that could be continued.
+    /// The file exists, and is no capture of ours that could be continued.
     #[error("the file is no capture that can be continued")]
     Foreign,
     /// The file cannot be made.
@@ -49,25 +49,25 @@ pub enum CaptureError {
     Write(#[source] PcapError),
 }
 
-/// What becomes of a file that is there.
+/// Treatment of a file that exists already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Existing {
     /// It is an error.
     Refused,
     /// It is removed, and so is a link, which is never followed.
     Replaced,
-    /// It goes on, if it is a capture as they are made here.
+    /// It is continued, if it is a capture as made here.
     Continued,
 }
 
 /// The file of a capture.
 #[derive(Clone, Copy, Debug)]
 pub struct CaptureOptions<'p> {
-    /// Its path. The file is its owner's to read: it has what guests send.
+    /// Its path. Only its owner can read the file, since it has the guests' frames.
     pub path: &'p Path,
-    /// Its bytes at most.
+    /// Its largest size in bytes.
     pub limit: u64,
-    /// What becomes of one that is there.
+    /// Treatment of a file that exists already.
     pub existing: Existing,
 }
 
@@ -143,7 +143,7 @@ impl Output {
     }
 
     fn seek_to_end(&mut self) -> io::Result<u64> {
-        // Which writes what is buffered first.
+        // This writes the buffered bytes first.
         self.lock().seek(SeekFrom::End(0))
     }
 }
@@ -213,7 +213,7 @@ impl CaptureFile {
         self.end();
     }
 
-    /// What is written is to be seen while the port is quiet.
+    /// Flushes the file, so that it can be read while the port is idle.
     fn flush(&mut self) {
         if self.writer.is_some()
             && let Err(error) = self.output.flush()
@@ -224,14 +224,14 @@ impl CaptureFile {
 }
 
 impl<P: NetPort> Captured<P> {
-    /// Writes what goes through `port` to a new file.
+    /// Creates a port that forwards to `port` and writes its frames to a new file.
     ///
     /// # Errors
     /// The file cannot be made.
     pub fn new(port: P, options: &CaptureOptions<'_>) -> Result<Self, CaptureError> {
         let (file, len) = open(options)?;
         let mut output = Output(Arc::new(Mutex::new(BufWriter::new(file))));
-        // Over the same header, in a file that goes on.
+        // Over the same header, in a file that is continued.
         let writer = PcapWriter::with_header(output.clone(), header());
         let writer = writer.map_err(CaptureError::Write)?;
         output.seek_to_end().map_err(CaptureError::Create)?;
@@ -254,7 +254,7 @@ impl<P: NetPort> Captured<P> {
     }
 }
 
-/// Sees what is given to a device.
+/// Receiver that writes the frames given to a device to the capture.
 struct Tee<'t> {
     to: &'t mut dyn FrameReceiver,
     file: &'t mut CaptureFile,

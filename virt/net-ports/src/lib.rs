@@ -2,8 +2,8 @@
 //! [`SwitchPort`], a port of a switch between guests, [`Captured`], which writes a port's frames to
 //! a file; and, for measurements, [`Sink`], [`Source`] and [`Loop`].
 //!
-//! The switch decides by `net-switch`, and `net-offload` does what a receiver does not do itself.
-//! This crate moves the bytes.
+//! The switch decides by `net-switch`, and `net-offload` does the work that a receiver does not do
+//! itself. This crate moves the bytes.
 #![deny(unsafe_code)]
 
 mod capture;

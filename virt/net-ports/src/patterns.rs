@@ -55,7 +55,7 @@ impl NetPort for Sink {
     fn reset(&mut self) {}
 }
 
-/// Offers the same frame as often as there is a buffer for it, and drops what is sent to it.
+/// Port that offers the same frame as long as there are buffers, and drops frames sent to it.
 #[derive(Debug)]
 pub struct Source {
     frame: Vec<u8>,

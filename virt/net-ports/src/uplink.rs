@@ -1,15 +1,15 @@
-//! A port of a switch whose other end is a port of the host and no guest: [`Uplink`].
+//! Port of a switch whose other end is a port of the host instead of a guest: [`Uplink`].
 //!
 //! ```text
 //! host's port ─ receive ─▶ copied to a place of ours ─ send ─▶ switch ─▶ … ─ collect ─▶ the place is free again
 //! switch's port ─ receive ─▶ where the frame lies, or a place of ours ─ send ─▶ host's port
 //! ```
 //! Frames from the host are copied once more than those between guests: the host's port has them in
-//! buffers that it wants back at once. Those for the host are taken from where they lie. What one
-//! side leaves undone the other has taken on, or the switch does it.
+//! buffers that it needs back at once. Frames for the host are sent from where they are. Work that
+//! one side leaves undone is left to the other side if that accepts it, or else done by the switch.
 //!
-//! Bound: [`PLACES`] frames from the host that receivers have not taken; while they are, the host's
-//! port keeps what it has.
+//! Bound: [`PLACES`] frames from the host that receivers have not taken; at that bound, further
+//! frames stay in the host's port.
 
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
@@ -22,7 +22,7 @@ use vio::net::{
 
 use crate::SwitchPort;
 
-/// Frames from the host that are under way at most.
+/// Most frames from the host that are under way.
 const PLACES: usize = 64;
 /// Bytes of a place: the longest frame. An odd number of cache lines, so that short frames lie in
 /// different sets of a cache.
@@ -103,8 +103,8 @@ impl<H: NetPort> std::fmt::Debug for Uplink<H> {
 }
 
 impl<H: NetPort> Uplink<H> {
-    /// Connects `host`, which looks at no frame after [`send`](NetPort::send) has returned, to a
-    /// port of a switch.
+    /// Connects `host`, which reads no frame after [`send`](NetPort::send) has returned, to a port
+    /// of a switch.
     ///
     /// # Errors
     /// No memory.
@@ -127,7 +127,7 @@ impl<H: NetPort> Uplink<H> {
         })
     }
 
-    /// What it has moved.
+    /// Returns the counters of the frames that it has moved.
     pub fn counters(&self) -> UplinkCounters {
         self.counters
     }
@@ -193,12 +193,12 @@ impl<H: NetPort> Uplink<H> {
             || (self.port.has_frames(0) && self.host.send_room(0) != 0)
     }
 
-    /// Whether frames from the host lie in places that the switch may look at.
+    /// Returns whether the switch may still read frames from the host in their places.
     pub fn has_kept(&self) -> bool {
         !self.kept.is_empty()
     }
 
-    /// Lets go of these at once: the next visit finds them done.
+    /// Releases these places at once: the next visit finds their frames done.
     pub fn cancel(&mut self) {
         self.port.cancel(0);
     }
@@ -225,13 +225,13 @@ impl<H: NetPort> Uplink<H> {
         self.port.wake_fds(0, receive, fds);
     }
 
-    /// Another thread will visit it from now on.
+    /// Prepares for visits by another thread from now on.
     pub fn rebind(&mut self) {
         self.host.rebind();
         self.port.rebind();
     }
 
-    /// What the host's end can do.
+    /// Returns the capabilities of the host's port.
     pub fn capabilities(&self) -> PortCapabilities {
         self.host.capabilities()
     }

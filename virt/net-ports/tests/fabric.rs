@@ -1,5 +1,5 @@
-//! Guests on a switch: what each gets, when each has its buffers back, and what a hostile or dead
-//! one costs the others.
+//! Guests on a switch: the frames that each gets, the return of its buffers, and the effect of a
+//! hostile or dead guest on the others.
 
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
@@ -254,7 +254,7 @@ fn a_port_that_takes_nothing_does_not_make_its_neighbours_wait() {
         one.send(NetHeader::default(), &plain(mac(9), mac(1), 1_400));
         one.send(NetHeader::default(), &plain(mac(2), mac(1), 100));
         got += two.receive(BURST).len();
-        // What lies at the dead port is given back after 50 µs at most.
+        // Frames queued at the dead port are returned after 50 µs at most.
         if n % 100 == 0 {
             std::thread::sleep(Duration::from_micros(60));
             back += one.port.collect(0).frames;
@@ -289,7 +289,7 @@ fn a_port_that_resets_or_goes_lets_go_of_all_frames() {
             dropped: 0
         }
     );
-    // Without a driver there is nobody to send to.
+    // Without a driver there is no receiver.
     one.send(NetHeader::default(), &to_all);
     assert_eq!(
         one.port.collect(0),
@@ -367,7 +367,7 @@ fn large(random: &mut Random, to: u8, from: u8, tci: Option<u16>) -> (NetHeader,
     (header, frame)
 }
 
-/// What a receiver is to get of a frame, by `net-offload` over flat bytes.
+/// Returns the frames that a receiver must get for a frame, by `net-offload` over flat bytes.
 fn expected(header: &NetHeader, frame: &[u8], to: Offloads) -> Vec<(NetHeader, Vec<u8>)> {
     let mut room = HeaderRoom::new();
     let all = Offloads::ALL;

@@ -1,5 +1,5 @@
 //! An interface of the host, in a network namespace of the test's thread; skipped where there can
-//! be none, and says why.
+//! be none, with the reason printed.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -144,7 +144,7 @@ fn tcp(payload: usize) -> (NetHeader, Vec<u8>) {
     frame.extend([
         0, 9, 0, 9, 0, 0, 0, 1, 0, 0, 0, 2, 0x50, 0x18, 1, 1, 0x12, 0x34, 0, 0,
     ]);
-    // A bridge looks at the checksum of IP.
+    // A bridge checks the checksum of IP.
     let words = frame[14..34].chunks(2);
     let sum: u32 = words
         .map(|word| u32::from(word[0]) << 8 | u32::from(word[1]))
@@ -204,8 +204,8 @@ fn frames_and_headers_go_through_as_they_are() {
                 .iter()
                 .all(|(header, _)| *header == NetHeader::default())
     );
-    // That a checksum was found right is for those alone who may be left one (§5.1.6.4.1).
-    // Not every kernel hands that on; to others it is never shown.
+    // DATA_VALID is only for receivers with GUEST_CSUM (§5.1.6.4.1). Not every kernel passes it on;
+    // other receivers never see it.
     for (receiver, may) in [(Offloads::CSUM, NetHeader::DATA_VALID), (Offloads::NONE, 0)] {
         two.set_receiver(receiver);
         let valid = NetHeader {
@@ -215,7 +215,7 @@ fn frames_and_headers_go_through_as_they_are() {
         assert_eq!(memory.send(&mut one, valid, &plain(4), 1), 0);
         assert_eq!(receive(&mut two, 1)[0].0.flags & !may, 0, "{receiver:?}");
     }
-    // Wrong headers are counted, and what comes behind them goes on.
+    // Wrong headers are counted, and the frames behind them are sent.
     let wrong = NetHeader {
         csum_start: 60_000,
         ..header
@@ -317,7 +317,7 @@ fn a_deleted_interface_takes_the_link_down() {
     one.reset();
     one.start(Offloads::NONE);
     assert!(!one.has_frames(0) && !one.is_up());
-    // Seen by what is sent, too.
+    // A send detects it, too.
     let mut two = bridged("two", 1).expect("an interface");
     two.start(Offloads::NONE);
     assert!(ip("link delete two"));
@@ -375,7 +375,7 @@ fn an_interface_that_is_down_refuses_frames_and_blocks_nothing() {
 }
 
 #[test]
-fn what_cannot_be_had_is_named() {
+fn open_error_names_the_unavailable_property() {
     if !has_namespace() {
         return;
     }

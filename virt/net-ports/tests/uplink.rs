@@ -232,8 +232,8 @@ fn frames_of_any_length_go_both_ways_in_order() {
     );
 }
 
-/// Places are bounded; what does not fit stays the host's, and a guest that takes nothing does not
-/// keep them.
+/// Places are bounded; frames that do not fit stay in the host's port, and a guest that takes
+/// nothing does not keep them.
 #[test]
 fn a_guest_that_takes_nothing_does_not_hold_the_uplink_up() {
     let (wire, mut uplink, mut guest) = rig(Offloads::NONE);
@@ -268,7 +268,7 @@ fn a_guest_that_takes_nothing_does_not_hold_the_uplink_up() {
 }
 
 #[test]
-fn what_the_host_does_not_take_waits_in_the_switch() {
+fn frames_that_the_host_does_not_take_wait_in_the_switch() {
     let (wire, mut uplink, mut guest) = rig(Offloads::NONE);
     wire.lock().unwrap().room = 3;
     for n in 0..10 {
@@ -286,7 +286,7 @@ fn what_the_host_does_not_take_waits_in_the_switch() {
     assert_eq!(wire.lock().unwrap().from_switch.len(), 10);
 }
 
-/// IPv4, UDP, of a length; its checksum is left to whoever is next.
+/// Returns an IPv4 UDP frame of fixed length, whose checksum is left to the receiver.
 fn unsummed() -> (NetHeader, Vec<u8>) {
     let mut bytes = frame(FAR, GUEST, 14, 0);
     bytes[12..14].copy_from_slice(&[8, 0]);

@@ -1,4 +1,4 @@
-//! What a switch and its ports are to be.
+//! Configuration of a switch and its ports.
 
 use crate::Rate;
 
@@ -38,7 +38,7 @@ impl Vid {
     /// The default VLAN.
     pub const DEFAULT: Self = Self(1);
 
-    /// `None` for 0 and 4,095, which are reserved, and what is no 12-bit number.
+    /// Creates an ID; `None` for 0 and 4,095, which are reserved, and numbers above 12 bits.
     pub fn new(vid: u16) -> Option<Self> {
         (1..=4094).contains(&vid).then_some(Self(vid))
     }
@@ -94,7 +94,7 @@ impl std::fmt::Debug for VidSet {
 /// VLANs of a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VlanMode {
-    /// One, whose frames have no tag here.
+    /// One VLAN, whose frames have no tag here.
     Access(Vid),
     /// Several, whose frames have tags here, but for those of the native one.
     Trunk {
@@ -126,9 +126,9 @@ impl VlanMode {
 /// Most frames from a port that are flooded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FloodLimits {
-    /// To groups: broadcast and multicast.
+    /// Rate of frames to groups: broadcast and multicast.
     pub group: Rate,
-    /// To addresses that are not known.
+    /// Rate of frames to unknown addresses.
     pub unknown: Rate,
 }
 
@@ -152,7 +152,7 @@ pub struct PortConfig {
     pub bound: Vec<Mac>,
     /// It reaches only ports that are not isolated.
     pub is_isolated: bool,
-    /// Limits of what it floods.
+    /// Limits of its flooding.
     pub flood: FloodLimits,
 }
 

@@ -1,17 +1,17 @@
 //! An Ethernet switch, as decisions alone (IEEE 802.1Q-2018, the parts named below): which ports a
 //! frame goes to, and with which VLAN tag.
 //!
-//! It sees the first 18 bytes of a frame and a clock, knows no memory, queue or system call, and is
-//! owned by one thread:
+//! It reads the first 18 bytes of a frame and a clock, uses no memory of guests, queue or system
+//! call, and is owned by one thread:
 //! ```text
 //! frame's head, port, time ─ forward ─▶ Forward { ports, one Retag for each } │ DropReason, counted for the port
 //! ```
-//! In the order in which they are looked at:
+//! Checks, in their order:
 //! - **Address** (8.8.8): a source that is a group's, or zero, is dropped; so is a link-local
 //!   destination (01-80-c2-00-00-0x).
 //! - **VLAN** ([`VlanMode`]): an access port has one VLAN and takes no other tag; a trunk takes
 //!   those it is allowed, and untagged frames if it has a native one. A priority tag (VID 0) counts
-//!   as none. Only 802.1Q tags are looked at: an 802.1ad frame is untagged.
+//!   as none. Only 802.1Q tags are parsed: an 802.1ad frame is untagged.
 //! - **Binding**: a port with bound addresses sends from these only, and no other port sends from
 //!   them.
 //! - **Learning** (8.7): an address is known at the port that used it last, for

@@ -8,7 +8,7 @@ pub struct Rate {
 }
 
 impl Rate {
-    /// So many in a second on average, and at most `burst` at once.
+    /// Creates a limit of `per_second` frames on average, and at most `burst` at once.
     pub const fn new(per_second: u32, burst: u32) -> Self {
         Self { per_second, burst }
     }

@@ -45,7 +45,7 @@ impl PortSet {
         self.0 == [0; MAX_PORTS / 64]
     }
 
-    /// How many ports are in it.
+    /// Returns the number of ports in it.
     pub fn len(&self) -> usize {
         self.0.iter().map(|word| word.count_ones() as usize).sum()
     }

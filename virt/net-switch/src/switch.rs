@@ -6,7 +6,7 @@ use crate::limit::Bucket;
 use crate::table::Table;
 use crate::{MAX_PORTS, Mac, PortConfig, PortId, PortSet, SwitchConfig, Vid, VlanMode};
 
-/// Bytes of a frame that are looked at, of those there are: two addresses, a tag, a type.
+/// Most bytes of a frame that are read: two addresses, a tag, a type.
 pub const HEAD_LEN: usize = 18;
 const ADDRESSES: usize = 12;
 const TAGGED: [u8; 2] = [0x81, 0x00];
@@ -65,7 +65,7 @@ impl std::error::Error for SwitchError {}
 pub struct PortCounters {
     /// Taken from it and sent on.
     pub forwarded: u64,
-    /// Of those, flooded.
+    /// Forwarded frames that were flooded.
     pub flooded: u64,
     dropped: [u64; REASONS],
 }
@@ -86,7 +86,7 @@ pub struct Retag {
     pub inserts: Option<[u8; 4]>,
 }
 
-/// Where a frame goes.
+/// Forwarding decision about a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Forward {
     /// Ports that get it.
@@ -208,12 +208,12 @@ impl Switch {
         self.table.forget_port(port);
     }
 
-    /// Forgets what was learned at a port: its link went down.
+    /// Forgets the addresses learned at a port, whose link went down.
     pub fn link_down(&mut self, port: PortId) {
         self.table.forget_port(port);
     }
 
-    /// What has come from a port; zero if there is none.
+    /// Returns the counters of frames from a port; zero if there is no such port.
     pub fn counters(&self, port: PortId) -> PortCounters {
         let port = self.ports.get(port.index()).and_then(Option::as_ref);
         port.map_or_else(PortCounters::default, |port| port.counters)
@@ -259,9 +259,9 @@ impl Switch {
         decided
     }
 
-    /// Whether a frame with the same head as the one before it, which came from the same port at
-    /// the same time, goes the same way; it is counted then. Otherwise it is to be decided about as
-    /// any other.
+    /// Returns whether a frame with the same head as the one before it, from the same port at the
+    /// same time, is forwarded likewise; it is counted then. Otherwise it needs a decision as any
+    /// other.
     #[inline]
     pub fn forward_again(&mut self, from: PortId, last: &Forward) -> bool {
         let port = self.ports.get_mut(from.index()).and_then(Option::as_mut);
@@ -273,8 +273,8 @@ impl Switch {
         false
     }
 
-    /// What was decided about the last frame with this head, if it would be decided again; the
-    /// source is seen now.
+    /// Returns the decision about the last frame with this head, if it would be decided again, and
+    /// marks the source as seen now.
     #[inline]
     fn recall(&mut self, from: PortId, key: u128, now_ns: u64) -> Option<Forward> {
         let port = self.ports.get_mut(from.index())?.as_mut()?;
@@ -388,7 +388,7 @@ impl Switch {
         ports
     }
 
-    /// What happens to the frame's tag for one of its ports.
+    /// Returns the change of the frame's tag for one of its ports.
     pub fn retag(&self, forward: &Forward, to: PortId) -> Retag {
         let port = self.ports.get(to.index()).and_then(Option::as_ref);
         let is_tagged = port.is_some_and(|port| port.config.vlan.is_tagged(forward.vid));
@@ -407,20 +407,20 @@ impl Switch {
     }
 }
 
-/// All of a head that decides, where there is as much.
+/// Returns the part of a head on which the decision depends, if the head is complete.
 fn key(head: &[u8]) -> Option<u128> {
     let whole: &[u8; HEAD_LEN] = head.try_into().ok()?;
     let first: [u8; 16] = whole[..16].try_into().ok()?;
     Some(u128::from_le_bytes(first))
 }
 
-/// Where a port remembers it.
+/// Returns the index of a key in a port's recent decisions.
 fn place(key: u128) -> usize {
     // The last byte of either address.
     ((key >> 40) as usize ^ (key >> 88) as usize) % RECENT
 }
 
-/// What is looked at in a frame.
+/// Fields of a frame that the switch reads.
 struct Head {
     to: Mac,
     source: Mac,
@@ -453,7 +453,7 @@ fn vlan_of(mode: &VlanMode, tci: Option<u16>) -> Option<Vid> {
     let tag = tci.map(|tci| tci & 0xfff).filter(|vid| *vid != 0);
     match (mode, tag) {
         (VlanMode::Access(vid), None) => Some(*vid),
-        // Not even its own: what sends tags from an access port means to reach another VLAN.
+        // Not even its own: a sender of tags at an access port tries to reach another VLAN.
         (VlanMode::Access(_), Some(_)) => None,
         (VlanMode::Trunk { native, .. }, None) => *native,
         (VlanMode::Trunk { tagged, .. }, Some(vid)) => {

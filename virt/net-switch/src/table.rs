@@ -65,13 +65,13 @@ impl Table {
         }
     }
 
-    /// A number that stays the same as long as every station is where it was, and every node its
-    /// own.
+    /// Returns a number that is unchanged as long as every station is at the same port and has the
+    /// same node.
     pub fn generation(&self) -> u64 {
         self.generation
     }
 
-    /// What is known changes in a way that the table does not see.
+    /// Advances the generation, for a change that the table itself does not see.
     pub fn change(&mut self) {
         self.generation += 1;
     }
@@ -103,7 +103,7 @@ impl Table {
         self.link(at, now_ns);
     }
 
-    /// Where a station is, if it has been seen lately.
+    /// Returns the port of a station, if it has been seen lately.
     pub fn find(&self, station: Station, now_ns: u64) -> Option<PortId> {
         let at = self.node(station)?;
         self.is_fresh(at, now_ns).then(|| self.port(at))
@@ -193,7 +193,7 @@ impl Table {
         self.free = at;
     }
 
-    /// Forgets what a port has been seen with.
+    /// Forgets the stations learned at a port.
     pub fn forget_port(&mut self, port: PortId) {
         while self.lists[port.index()].oldest != NONE {
             self.forget(self.lists[port.index()].oldest);

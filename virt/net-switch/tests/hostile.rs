@@ -1,4 +1,4 @@
-//! Floods from one port, and what a port may not do.
+//! Floods from one port, and forbidden actions of a port.
 
 use net_switch::{
     DropReason, FloodLimits, Forward, MAX_PORTS, Mac, PortConfig, PortId, Rate, Switch,

@@ -59,7 +59,7 @@ impl Model {
         is_there
     }
 
-    /// VLAN and ports, and what the frame looks like at each.
+    /// Returns VLAN and ports, and the form of the frame at each.
     fn forward(
         &mut self,
         from: PortId,

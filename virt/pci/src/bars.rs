@@ -1,8 +1,9 @@
-//! Base address registers: what a function decodes and where (PCI Local Bus 3.0 §6.2.5.1).
+//! Base address registers: the address ranges that a function decodes (PCI Local Bus 3.0
+//! §6.2.5.1).
 //!
-//! Used twice for each function, with the same writes, hence the same answers: in the function's
-//! own configuration space, and on the bus, which decodes BAR addresses on vCPU threads without
-//! asking the function's owner.
+//! Used twice for each function, with the same writes, hence the same results: in the function's
+//! own configuration space, and on the bus, which decodes BAR addresses on vCPU threads without a
+//! message to the function's owner.
 
 /// Number of base address registers of an endpoint.
 pub const BARS: usize = 6;
@@ -21,7 +22,7 @@ pub const FIRST_BAR: u16 = 0x10;
 /// Bytes from the first BAR to the end of the last.
 const BAR_BYTES: u16 = 4 * BARS as u16;
 
-/// What one BAR is.
+/// Kind and size of one BAR.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BarKind {
     /// Not implemented: reads zero.
@@ -99,7 +100,7 @@ impl Bars {
         matches!(self.kinds.get(index), Some(BarKind::Memory64(_)))
     }
 
-    /// Where BAR `index` is programmed to be, whether or not decoding is on.
+    /// Returns the programmed address of BAR `index`, whether or not decoding is on.
     pub fn address(&self, index: usize) -> Option<u64> {
         self.size(index)?;
         let high = match self.kinds[index] {
@@ -109,7 +110,7 @@ impl Bars {
         Some(high | u64::from(self.values[index]))
     }
 
-    /// Where BAR `index` answers: its address while memory decoding is on.
+    /// Returns the decoded address of BAR `index`: its address while memory decoding is on.
     pub fn decoded(&self, index: usize) -> Option<u64> {
         (self.command & COMMAND_MEMORY != 0)
             .then(|| self.address(index))
@@ -138,7 +139,7 @@ impl Bars {
     }
 
     /// Applies the part of a configuration write that falls on the command register or a BAR.
-    /// `reg` + `len` ≤ 4096. Answers whether anything that matters for decoding was written.
+    /// `reg` + `len` ≤ 4096. Returns whether a register that affects decoding was written.
     pub fn write(&mut self, reg: u16, len: u8, value: u32) -> bool {
         let mut touched = false;
         for (at, byte) in (reg..).zip(value.to_le_bytes()).take(usize::from(len)) {

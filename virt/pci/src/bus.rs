@@ -38,7 +38,7 @@ pub struct BarWindows {
 /// large ones are.
 const LARGE: u64 = 64 << 20;
 
-/// A BAR that wants an address.
+/// A BAR that needs an address.
 #[derive(Clone, Copy)]
 struct Bar {
     slot: usize,
@@ -91,7 +91,7 @@ struct Plugged {
 
 enum Slot {
     Free,
-    /// Somebody will plug a function in.
+    /// Reserved for a function that will be plugged in.
     Reserved,
     Taken(Arc<Plugged>),
 }
@@ -104,7 +104,7 @@ struct Decoded {
     bar: u8,
 }
 
-/// What can go wrong while functions are added or placed: errors of the configuration.
+/// Error of the configuration, found while functions are added or placed.
 #[derive(Debug, thiserror::Error)]
 pub enum PciError {
     /// More functions than slots.
@@ -123,7 +123,7 @@ pub enum PciError {
 /// The bus. See the module's head.
 pub struct PciBus {
     slots: RwLock<[Slot; SLOTS]>,
-    /// Ranges that answer now. Written on configuration writes, read on BAR accesses.
+    /// Ranges that are decoded now. Written on configuration writes, read on BAR accesses.
     decoded: RwLock<Vec<Decoded>>,
 }
 
@@ -153,7 +153,8 @@ impl PciBus {
         Ok(SourceId::new(0, number, 0))
     }
 
-    /// Puts the function behind `port` into the slot that `source` names. What was there is gone.
+    /// Puts the function behind `port` into the slot that `source` names, and removes the former
+    /// function.
     pub fn plug(&self, source: SourceId, port: Arc<dyn FunctionPort>) {
         let bars = Mutex::new(Some(Bars::new(port.bar_kinds())));
         self.replace(source, Slot::Taken(Arc::new(Plugged { port, bars })));
@@ -165,8 +166,8 @@ impl PciBus {
     pub fn unplug(&self, source: SourceId) {
         let slot = source.devfn() >> 3;
         if let Some(plugged) = self.plugged(usize::from(slot)) {
-            // A configuration write under way finds no BARs from here on, so what is forgotten
-            // stays forgotten.
+            // A configuration write under way finds no BARs from here on, so ranges that are
+            // removed stay removed.
             let mut bars = lock(&plugged.bars);
             *bars = None;
             self.redecode(slot, &plugged, &Bars::default());
@@ -188,7 +189,7 @@ impl PciBus {
     }
 
     /// Gives every BAR an address in one of `windows`, naturally aligned, by writing it as firmware
-    /// would. Decoding stays off. The functions' owners must already answer.
+    /// would. Decoding stays off. The functions' owners must already serve accesses.
     ///
     /// # Errors
     /// A BAR finds no room: 64-bit ones in either window, others below 4 GiB. No BAR has been
@@ -239,9 +240,9 @@ impl PciBus {
         let Some(plugged) = self.plugged(number) else {
             return;
         };
-        // What the guest turns off must not be reached after the function knows: decode first. The
-        // lock is held until it does, so that two vCPUs that write one function's BARs at once get
-        // one order here and there.
+        // A BAR that the guest turns off must not be reached after the function has received the
+        // write: decode first. The lock is held until then, so that the writes of two vCPUs to one
+        // function's BARs have the same order here and in the function.
         let mut bars = lock(&plugged.bars);
         if let Some(bars) = &mut *bars
             && bars.write(reg, len, value)
@@ -395,11 +396,11 @@ impl BusDevice for ConfigPorts {
     }
 }
 
-/// One of the PCI memory windows: BARs wherever in it the guest has put them.
+/// One of the PCI memory windows, with the BARs that the guest has put there.
 pub struct PciWindow {
     /// The bus.
     pub bus: Arc<PciBus>,
-    /// Where the window begins.
+    /// Start of the window.
     pub base: u64,
 }
 

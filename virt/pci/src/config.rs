@@ -1,8 +1,8 @@
-//! Configuration space of one function: a type 0 header, capability lists, the legacy pin, and what
-//! a guest may change.
+//! Configuration space of one function: a type 0 header, capability lists, the legacy pin, and the
+//! bits that a guest may change.
 //!
-//! Plain data: whoever owns the function (a sidecore, or a vCPU exit for the host bridge) reads and
-//! writes it. What a write set off is for the owner to look up.
+//! Plain data: the function's owner (a sidecore, or a vCPU exit for the host bridge) reads and
+//! writes it. After a write, the owner has to check for its effects.
 //!
 //! ```text
 //! let mut config = ConfigSpace::new(&Identity { … }, kinds);
@@ -38,7 +38,7 @@ const STATUS_INTERRUPT: u8 = 1 << 3;
 /// MSI-X message control bits a guest may change: enable (15) and function mask (14).
 const MSIX_CONTROL_WRITABLE: u16 = 0xc000;
 
-/// Error of a capability that cannot be where its caller wants it.
+/// Error of a capability that does not fit at the requested offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no room for capability {id:#x} of {len} bytes at {at:#x}")]
 pub struct NoRoom {
@@ -189,8 +189,8 @@ impl ConfigSpace {
         self.bytes[INTERRUPT_PIN] = pin;
     }
 
-    /// The function's interrupt is pending or not; what its pin's level is then: not asserted while
-    /// the guest has switched the pin off (command bit 10), or MSI or MSI-X on.
+    /// Sets whether the function's interrupt is pending; returns the level of its pin: not asserted
+    /// while the guest has switched the pin off (command bit 10), or MSI or MSI-X on.
     pub fn set_interrupt(&mut self, is_pending: bool) -> bool {
         if is_pending {
             self.bytes[STATUS] |= STATUS_INTERRUPT;
@@ -200,7 +200,7 @@ impl ConfigSpace {
         self.pin_level()
     }
 
-    /// The level of the legacy pin: to be looked at again after every configuration write.
+    /// Returns the level of the legacy pin, to be re-checked after every configuration write.
     pub fn pin_level(&self) -> bool {
         self.bytes[INTERRUPT_PIN] != 0
             && self.bytes[STATUS] & STATUS_INTERRUPT != 0

@@ -4,15 +4,15 @@
 //!   legacy pin.
 //! * [`msix`], [`msi`]: its interrupt messages: a table of them in a BAR, or one for a block of
 //!   vectors.
-//! * [`port`]: how a vCPU thread reaches a function, whoever owns it.
+//! * [`port`]: the interface by which a vCPU thread reaches a function, independent of its owner.
 //! * [`bus`]: the bus: slots, configuration accesses, BAR decoding in a 32-bit and a 64-bit window.
 //! * [`host_bridge`]: function 00:00.0.
 //!
 //! Specifications: PCI Local Bus 3.0 (configuration header, BARs, MSI, MSI-X), PCI Express Base 4.0
 //! (ECAM, capabilities).
 //!
-//! **Who calls, on which thread.** vCPU threads enter by [`bus`]'s three bus devices; a function's
-//! own state ([`config`], [`msi`], [`msix`]) is plain data of whoever owns the function.
+//! **Threads.** vCPU threads enter by [`bus`]'s three bus devices; a function's own state
+//! ([`config`], [`msi`], [`msix`]) is plain data of the function's owner.
 //!
 //! **Left out.** Bridges and other buses, expansion ROMs, power management.
 #![forbid(unsafe_code)]

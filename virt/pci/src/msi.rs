@@ -1,7 +1,7 @@
 //! MSI without X (PCI Local Bus 3.0, §6.8.1): one message for a block of 1 to 32 vectors.
 //!
-//! [`MsiLayout`] and [`MsiRegisters`] are the capability in configuration space. [`Msi`] is what
-//! the function does with it, plain data of the owner of the function, like
+//! [`MsiLayout`] and [`MsiRegisters`] are the capability in configuration space. [`Msi`] is the
+//! delivery by the function, plain data of the owner of the function, like
 //! [`MsixTable`](crate::msix::MsixTable): a vector that is masked, or raised while the function may
 //! not write to memory, stays pending and is delivered once when it may.
 //!
@@ -198,7 +198,7 @@ impl Msi {
         self.deliver_pending(out);
     }
 
-    /// Bus Master was turned on or off. What is raised while it is off stays pending.
+    /// Sets Bus Master. A vector that is raised while it is off stays pending.
     pub fn set_bus_master(&mut self, on: bool, out: &mut Vec<Message>) {
         self.is_master = on;
         self.deliver_pending(out);

@@ -1,10 +1,9 @@
-//! The MSI-X table of one function (PCI Local Bus 3.0, §6.8.2), plain data of whoever owns the
-//! function.
+//! MSI-X table of one function (PCI Local Bus 3.0, §6.8.2), plain data of the function's owner.
 //!
-//! An interrupt is one message: address and data read from the table entry at the moment of
-//! delivery, so that a guest that moves a vector needs no other notice. Masked vectors latch a
-//! pending bit and deliver once when unmasked. What is delivered is appended to the caller's list
-//! of messages.
+//! An interrupt is one message: address and data are read from the table entry at the time of
+//! delivery, so that no notice is needed when a guest moves a vector. Masked vectors latch a
+//! pending bit and deliver once when unmasked. Delivered messages are appended to the caller's
+//! list.
 
 use std::ops::Range;
 
@@ -15,7 +14,7 @@ pub const ENTRY_SIZE: u64 = 16;
 /// Mask bit of an entry's vector control word.
 const MASKED: u32 = 1;
 
-/// Where a function's table and pending bits lie: the content of its capability.
+/// Positions of a function's table and pending bits: the content of its capability.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MsixPlace {
     /// Number of vectors, 1 to 2048.
@@ -98,7 +97,7 @@ impl MsixTable {
         self.deliver_all(out);
     }
 
-    /// Bus Master was turned on or off. What is raised while it is off stays pending.
+    /// Sets Bus Master. A vector that is raised while it is off stays pending.
     pub fn set_bus_master(&mut self, on: bool, out: &mut Vec<Message>) {
         self.is_master = on;
         self.deliver_all(out);
@@ -171,7 +170,8 @@ impl MsixTable {
         }
     }
 
-    /// What raising `vector` would send now; `None` where it would be kept back, or does not exist.
+    /// Returns the message that raising `vector` would send now; `None` if it would stay pending,
+    /// or does not exist.
     pub fn message(&self, vector: u16) -> Option<Message> {
         let entry = self.entries.get(usize::from(vector))?;
         let is_open = self.enabled && !self.masked && self.is_master && entry.control & MASKED == 0;

@@ -1,10 +1,10 @@
-//! How vCPU threads reach a PCI function, whoever owns it.
+//! Interface of a PCI function for vCPU threads, independent of the function's owner.
 
 use platform::bus::AccessCause;
 
 use crate::bars::{BARS, BarKind, Bars};
 
-/// A function's door for vCPU threads.
+/// Interface of a function for vCPU threads.
 ///
 /// Called on any vCPU thread, several at once. A function owned by a sidecore turns each call into
 /// a message and waits for the answer; it must answer in bounded time, except that a write which
@@ -12,7 +12,8 @@ use crate::bars::{BARS, BarKind, Bars};
 /// bus is held during a call, but for that of the function's own BARs during a write that changes
 /// them.
 pub trait FunctionPort: Send + Sync {
-    /// What each BAR is; constant for the function's life. The bus places them and follows writes.
+    /// Returns the kind of each BAR; constant for the life of the function. The bus places the BARs
+    /// and follows writes to them.
     fn bar_kinds(&self) -> [BarKind; BARS];
 
     /// Reads `len` (1, 2 or 4) bytes of configuration space at `reg` (`reg` + `len` ≤ 4096).
@@ -21,14 +22,15 @@ pub trait FunctionPort: Send + Sync {
     /// Writes `len` (1, 2 or 4) bytes of configuration space at `reg` (`reg` + `len` ≤ 4096).
     fn config_write(&self, reg: u16, len: u8, value: u32);
 
-    /// The bus decodes these BARs now, or none of them any more. Called for a write before the
-    /// function itself hears of it, and when the function is unplugged; with the lock of its BARs
-    /// held, so one call at a time and in the order of the changes. It may block: only who writes
-    /// to the same BARs waits.
+    /// Notifies the function that the bus decodes these BARs now, or none of them any more. Called
+    /// for a write before the function itself receives it, and when the function is unplugged. The
+    /// lock of its BARs is held, so there is one call at a time, in the order of the changes. It
+    /// may block: only a vCPU that writes to the same BARs waits.
     fn decodes(&self, _bars: &Bars) {}
 
-    /// The function has received the write after which these BARs are decoded. Called after each
-    /// write that [`decodes`](Self::decodes) was called for, with the same lock still held.
+    /// Notifies the function that it has received the write after which these BARs are decoded.
+    /// Called after each write for which [`decodes`](Self::decodes) was called, with the same lock
+    /// still held.
     fn has_decoded(&self, _bars: &Bars) {}
 
     /// Reads `data.len()` (1, 2, 4 or 8) bytes inside BAR `bar`. `data` arrives as all ones.
@@ -37,7 +39,8 @@ pub trait FunctionPort: Send + Sync {
     /// Writes `data.len()` (1, 2, 4 or 8) bytes inside BAR `bar`.
     fn bar_write(&self, bar: u8, offset: u64, data: &[u8]);
 
-    /// What an access to this place is charged to: [`AccessCause::Doorbell`] for doorbells.
+    /// Returns the cause to which an access at `offset` is charged: [`AccessCause::Doorbell`] for
+    /// doorbells.
     fn bar_cause(&self, _bar: u8, _offset: u64) -> AccessCause {
         AccessCause::Register
     }

@@ -1,12 +1,12 @@
-//! The virtio device of type 23: request queue and event queue, without what the requests do.
+//! The virtio device of type 23: request queue and event queue, without the execution of requests.
 //!
 //! A request is parsed and checked for its length here, and put into an outbox for the unit; PROBE
-//! is answered here. Its chain is taken, and its tail remembered, until the unit's answer comes. A
-//! status is written, and the chain shown, by the visit after that. A buffer that is too short for
-//! a tail, or a request of no known type, is given back unwritten, with length 0.
+//! is answered here. Its chain is held, and its tail remembered, until the unit's answer arrives.
+//! The visit after that writes the status and publishes the chain. A buffer that is too short for a
+//! tail, or a request of no known type, is returned unwritten, with length 0.
 //!
-//! Faults wait for event buffers; those that find no place are counted. A buffer too short for a
-//! report is given back with length 0, and the report goes into the next one.
+//! Faults wait for event buffers; those beyond [`MAX_REFUSALS`] are counted. A buffer too short for
+//! a report is returned with length 0, and the report goes into the next one.
 
 use std::collections::VecDeque;
 use std::ops::RangeInclusive;
@@ -30,20 +30,20 @@ use crate::wire::{
 const QUEUE_SIZE: u16 = 256;
 /// The request queue.
 const REQUESTS: u16 = 0;
-/// Faults that wait for event buffers.
+/// Most faults that wait for event buffers.
 pub const MAX_REFUSALS: usize = 64;
 
 /// A virtio-iommu device.
 pub type Iommu = Device<IommuClass>;
 
-/// What a request of the outbox is known by.
+/// Identity of a request in the outbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tag {
     /// A request of the driver's, in this slot.
     Slot(u32),
-    /// The device's own: nobody waits.
+    /// A change of bypass mode by the device itself: no driver request waits for it.
     Bypass,
-    /// Likewise.
+    /// A reset by the device itself: no driver request waits for it.
     Reset,
 }
 
@@ -51,30 +51,30 @@ pub enum Tag {
 #[derive(Clone, Debug)]
 struct PendingRequest {
     token: Token,
-    /// Its tail: four bytes, however the driver has cut them.
+    /// Its tail: four bytes, in any number of segments.
     tail: ArrayVec<Segment, { TAIL_LEN as usize }>,
-    /// The tail is written, with so many bytes in all.
+    /// Bytes written to the chain, once the tail is written.
     len: u32,
-    /// Of requests that have ended.
+    /// Status of a request that has ended.
     status: u8,
 }
 
-/// The part of the device that is particular to it.
+/// Device class of virtio-iommu.
 pub struct IommuClass {
     endpoints: Vec<RangeInclusive<u16>>,
-    /// What the driver has accepted.
+    /// Features that the driver has accepted.
     features: u64,
-    /// As the driver reads it.
+    /// Value of the field `bypass` that the driver reads.
     is_bypass: bool,
-    /// It has been written, and the unit not been told.
+    /// The driver has written `bypass`, and no request with the value is under way yet.
     is_bypass_news: bool,
-    /// The unit is being told.
+    /// A request with the value is under way to the unit.
     is_bypass_asked: bool,
     outbox: VecDeque<(Tag, Request)>,
     /// Requests that the unit has, by slot.
     asked: Vec<Option<PendingRequest>>,
     free: Vec<u32>,
-    /// Those that it has answered.
+    /// Requests that the unit has answered.
     ended: VecDeque<PendingRequest>,
     refusals: VecDeque<RefusedAccess>,
     lost_refusals: u64,
@@ -84,7 +84,7 @@ pub struct IommuClass {
 /// Part of the saved state that only this class has.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedIommu {
-    /// Endpoints that nobody attached reach memory.
+    /// Endpoints that are not attached reach memory.
     pub is_bypass: bool,
 }
 
@@ -94,7 +94,7 @@ impl SavedState for SavedIommu {
 }
 
 impl IommuClass {
-    /// A device that knows these endpoints.
+    /// Creates a device with these endpoints.
     pub fn new(endpoints: Vec<RangeInclusive<u16>>) -> Self {
         Self {
             endpoints,
@@ -112,12 +112,12 @@ impl IommuClass {
         }
     }
 
-    /// Sets which endpoints there are, before a driver asks.
+    /// Sets the endpoints, before a driver uses the device.
     pub fn set_endpoints(&mut self, endpoints: Vec<RangeInclusive<u16>>) {
         self.endpoints = endpoints;
     }
 
-    /// The next request for the unit, in the driver's order.
+    /// Takes the next request for the unit, in the driver's order.
     pub fn take_request(&mut self) -> Option<(Tag, Request)> {
         if std::mem::take(&mut self.is_bypass_news) {
             if self.is_bypass_asked {
@@ -131,7 +131,7 @@ impl IommuClass {
         self.outbox.pop_front()
     }
 
-    /// The unit has answered a request: its status, 0 for success.
+    /// Records the unit's answer to a request: its status, 0 for success.
     pub fn answer(&mut self, tag: Tag, status: u8) {
         match tag {
             Tag::Slot(slot) => {
@@ -147,7 +147,7 @@ impl IommuClass {
         }
     }
 
-    /// An access was refused: the driver is told by the event queue.
+    /// Queues a fault report for a refused access; the driver receives it by the event queue.
     pub fn refused(&mut self, access: &RefusedAccess) {
         match self.refusals.len() < MAX_REFUSALS {
             true => self.refusals.push_back(*access),
@@ -155,7 +155,7 @@ impl IommuClass {
         }
     }
 
-    /// Refused accesses that the driver is not told of.
+    /// Returns the number of refused accesses that are not reported to the driver.
     pub fn lost_refusals(&self) -> u64 {
         self.lost_refusals
     }
@@ -210,8 +210,8 @@ impl IommuClass {
         Ok(Activity::Busy)
     }
 
-    /// Puts a request into the outbox, or answers it if the driver has not accepted what it makes
-    /// use of.
+    /// Puts a request into the outbox, or answers it if it uses a feature that the driver has not
+    /// accepted.
     fn ask(&mut self, request: Request, mut taken: PendingRequest) {
         if !request.is_within(self.features) {
             taken.status = Status::Inval as u8;
@@ -240,7 +240,7 @@ impl IommuClass {
             known => known.err(),
         };
         let mut reply = [0; (PROBE_SIZE + TAIL_LEN) as usize];
-        // Where no list fits, the tail is all there is, wherever the driver looks for it.
+        // If no list fits, there is only the tail, wherever the driver expects it.
         let len = if has_room {
             reply.len()
         } else {
@@ -345,7 +345,8 @@ impl DeviceClass for IommuClass {
         false
     }
 
-    /// Nothing is attached from here on. What waits for event buffers was the former driver's.
+    /// Resets the device: no endpoint is attached from here on. Faults that wait for event buffers
+    /// were the former driver's, and are dropped.
     fn reset(&mut self) {
         self.features = 0;
         self.refusals.clear();

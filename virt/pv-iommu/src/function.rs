@@ -1,12 +1,12 @@
-//! The device as a PCI function: a virtio function whose rings are reached past the unit, and whose
-//! requests are its commands.
+//! The device as a PCI function: a virtio function whose rings are accessed without translation,
+//! and whose requests are commands to the unit.
 //!
-//! The owner carries a poll's commands out behind the poll; the answers come at once for what need
-//! not wait, and are shown by the poll that follows in the same sweep.
+//! The owner executes a poll's commands after the poll. Requests that need not wait are answered at
+//! once, and the next poll in the same sweep publishes the answers.
 //!
-//! Its rings are polled, and their driver told to ring only for a sleeping core. The other way,
-//! *trapped*, is the reference: nobody looks at them before the driver rings, which it is always
-//! told to do.
+//! Its rings are polled, and the driver has to ring only for a sleeping core. The other mode,
+//! *trapped*, is the reference: the rings are visited only after the driver rings, and
+//! notifications are always enabled.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -25,23 +25,24 @@ use virtio_pci::VirtioFunction;
 use crate::class::{Iommu, IommuClass, Tag};
 use crate::wire::Request;
 
-/// See the module's head. To be the first function of its owner: what others translate by depends
-/// on its requests.
+/// PCI function of the paravirtual IOMMU; see the module's head. It must be the first function of
+/// its owner: the translations of the others depend on its requests.
 pub struct IommuFunction {
     inner: VirtioFunction<Iommu>,
     asked: BTreeMap<CommandId, Tag>,
-    /// Of a trapped one.
+    /// Doorbell state of a trapped function.
     bell: Option<Bell>,
 }
 
-/// What a trapped function knows of its driver.
+/// Doorbell state of a trapped function.
 struct Bell {
-    /// Something has happened since it last found nothing to do.
+    /// The doorbell was rung, or another event happened, since the last poll without work.
     is_rung: bool,
 }
 
 impl IommuFunction {
-    /// At `source`, of a unit with these endpoints, of which it is none.
+    /// Creates the function at `source`, for a unit with these endpoints; `source` is not among
+    /// them.
     pub fn new(source: SourceId, endpoints: Vec<RangeInclusive<u16>>) -> Self {
         let device = Device::of(IommuClass::new(endpoints));
         Self {
@@ -51,8 +52,8 @@ impl IommuFunction {
         }
     }
 
-    /// The same, trapped. Its doorbells are to come as writes ([`Function::bar_write`]), or as
-    /// often as they are rung.
+    /// Makes the function trapped. Its doorbells must arrive as writes
+    /// ([`Function::bar_write`]), or as often as they are rung.
     #[must_use]
     pub fn trapped(mut self) -> Self {
         self.bell = Some(Bell { is_rung: true });
@@ -77,7 +78,7 @@ impl IommuFunction {
         self.inner.queues()
     }
 
-    /// The class, for what no driver asks of it.
+    /// Returns the class, for operations that are not the driver's.
     pub fn class_mut(&mut self) -> &mut IommuClass {
         self.inner.device_mut().class_mut()
     }
@@ -91,7 +92,7 @@ impl IommuFunction {
         &mut self.inner
     }
 
-    /// Gives the unit what the driver has asked for.
+    /// Passes the driver's requests to the unit.
     fn ask(&mut self, out: &mut Effects<Request>) {
         while let Some((tag, request)) = self.class_mut().take_request() {
             self.asked.insert(out.command(request), tag);
@@ -234,8 +235,8 @@ impl DataPath<Request> for IommuFunction {
         let progress = self.inner.poll_through(&mut dma, effects, now);
         self.ask(effects);
         if let Some(bell) = &mut self.bell {
-            // Before what it has taken is answered, so that a driver which waits for that rings
-            // again.
+            // Before the requests that it has taken are answered, so that a driver which waits for
+            // an answer rings again.
             self.inner.arm_through(&mut dma);
             if progress == Progress::Idle {
                 // The driver's side: its index is written, then the suppression read.
@@ -258,7 +259,7 @@ impl DataPath<Request> for IommuFunction {
     }
 
     fn disarm<I: Unit, M: PhysMem>(&mut self, cx: &mut FunctionContext<'_, I, M, Request>) {
-        // A trapped one's driver goes on ringing.
+        // The driver of a trapped function keeps ringing.
         if self.bell.is_none() {
             self.inner.disarm_through(&mut cx.bypass_view());
         }

@@ -1,7 +1,7 @@
-//! What is mapped in one domain: intervals that do not overlap, by their first address.
+//! Mappings of one domain: intervals that do not overlap, by their first address.
 //!
-//! A mapping is what one MAP request made, and goes as a whole. Lookups cost O(log n); the unit
-//! keeps each endpoint's last hit before that.
+//! Each MAP request makes one mapping, which is removed as a whole. Lookups cost O(log n); the unit
+//! checks each endpoint's last hit before that.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ pub struct Mapping {
     pub first: u64,
     /// Last address.
     pub last: u64,
-    /// Where the first address leads.
+    /// Translation of the first address.
     pub phys: u64,
     /// Devices may read.
     pub can_read: bool,
@@ -29,7 +29,7 @@ impl Mapping {
         (self.first..=self.last).contains(&at)
     }
 
-    /// Where an address that it has leads.
+    /// Returns the translation of an address in it.
     #[inline]
     pub fn to_phys(&self, at: u64) -> u64 {
         self.phys + (at - self.first)
@@ -120,8 +120,8 @@ mod tests {
         }
     }
 
-    /// The sequences of §5.13.6.6, each from a blank domain: mappings, what is unmapped, how many
-    /// go; `None` if it is refused.
+    /// The sequences of §5.13.6.6, each from a blank domain: mappings, the range to unmap, and the
+    /// number of mappings removed; `None` if it is refused.
     #[test]
     fn the_examples_of_the_specification() {
         type Example = (&'static [(u64, u64)], (u64, u64), Option<usize>);
@@ -146,7 +146,7 @@ mod tests {
     }
 
     proptest! {
-        /// Against an array of what each address has.
+        /// Compares with an array that has the translation of each address.
         #[test]
         fn as_an_array_of_addresses_has_it(
             steps in prop::collection::vec((0..3_u8, 0_u64..64, 0_u64..20), 1..200)

@@ -1,8 +1,8 @@
-//! Guest memory populated ahead of its devices, by what MAP requests say.
+//! Population of guest memory ahead of device accesses, hinted at by MAP requests.
 //!
 //! A device's first access to a page costs its sidecore a page fault: the page is not in the
 //! process's page tables yet, and where the guest has not touched it either, it is not in memory. A
-//! MAP says which pages devices are about to reach, and a guest's buffers lie close together. So
+//! MAP names pages that devices are about to reach, and a guest's buffers lie close together. So
 //! the window of 1 MiB that a MAP lies in is populated as a whole, by a thread of its own, and the
 //! next one once a MAP comes within 64 pages of the end:
 //!
@@ -13,26 +13,27 @@
 //! After the paper's page pool and prefetching of host page tables (HOPT), as far as a process can
 //! have them.
 //!
-//! **Bounds.** Each window is asked for once, whatever the guest maps and how often: a bit for each
-//! MiB up to the end of RAM, as many wake-ups of the helper at most. A MAP is looked at for
-//! [`WINDOWS_PER_MAP`] windows, however long it is. What is populated is RAM of the guest's, which
-//! it may use in any case; but the host has to have it: at most all of RAM.
+//! **Bounds.** Each window is requested once, regardless of the number of MAPs: a bit for each MiB
+//! up to the end of RAM, and at most as many wake-ups of the helper. A MAP requests at most
+//! [`WINDOWS_PER_MAP`] windows, however long it is. Only RAM of the guest's is populated, which it
+//! may use in any case; but the host has to provide it: at most all of RAM.
 //!
-//! **Memory that the guest has given back** (balloon, free page reporting) is not to come back by
-//! this. A window with one such page is not populated any more. Who discards says so *before* it
-//! does ([`PopulateWindows::give_back`]), and the helper says which window it is at before it looks
-//! whether that was given back. Both are sequentially consistent, so one of the two sees the other:
-//! either the helper leaves the window alone, or the pages stay, which costs the host at most the 1
-//! MiB that the helper was at, once for each window. Neither waits.
+//! **Memory that the guest has given back** (balloon, free page reporting) must not be populated
+//! again. A window with one such page is not populated any more. The owner stores the window's bit
+//! *before* it discards pages and then loads the helper's window ([`PopulateWindows::give_back`]);
+//! the helper stores its window before it loads that bit. All four accesses are sequentially
+//! consistent, so at least one of the two threads sees the other's store: either the helper skips
+//! the window, or the pages stay, which costs the host at most the 1 MiB that the helper was at,
+//! once for each window. Neither waits.
 //!
-//! **Memory whose pages come and go** (`--resident`, a pager) is populated by nobody. A page that
-//! is absent there belongs to the pager: its content is in the store or on a disk, and the hole in
-//! the file is how the pager knows. To populate it would put a page of zeroes there, over the limit
-//! and unknown to the pager, and no look beforehand can exclude that, since the owner lets go of a
-//! page and the pager takes it at any time. There a MAP *asks* for the pages instead (`gather`,
-//! [`mod@crate::unit`]): the request goes the pager's one way, in its order.
+//! **Memory whose pages come and go** (`--resident`, a pager) is never populated by this module. A
+//! page that is absent there belongs to the pager: its content is in the store or on a disk, and
+//! the hole in the file marks it as absent. Populating it would put a page of zeroes there, over
+//! the limit and unknown to the pager. No check beforehand can exclude that, since the owner
+//! releases a page and the pager takes it at any time. There a MAP *requests* the pages instead
+//! (`gather`, [`mod@crate::unit`]): the request goes through the pager, in its order.
 //!
-//! Left out: windows again, once a page that they had was taken by the host's own reclaim.
+//! Left out: populating a window again, once the host's own reclaim has taken a page of it.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -43,24 +44,24 @@ use guest_mem::Gpa;
 
 /// Bytes of a window.
 pub const WINDOW: u64 = 1 << 20;
-/// A MAP that ends so many bytes before its window's end, or fewer, asks for the next one.
+/// A MAP that ends at most this number of bytes before its window's end requests the next one.
 pub const REFILL: u64 = 64 * guest_mem::PAGE_SIZE;
-/// Windows that one MAP asks for at most, from its beginning on.
+/// Most windows that one MAP requests, from its beginning on.
 pub const WINDOWS_PER_MAP: u64 = 64;
 
 /// No window.
 const NONE: u64 = u64::MAX;
 
-/// Which windows of RAM are to be populated, and which not any more. Shared by the owner's thread,
-/// which asks and gives back, and the helper.
+/// Windows of RAM: those to be populated, and those that may not be populated any more. Shared by
+/// the owner's thread, which requests and gives back, and the helper.
 #[derive(Debug)]
 pub struct PopulateWindows {
-    /// Asked for, ever. Written by the owner.
+    /// Windows that were ever requested. Written by the owner.
     asked: Bits,
     /// The guest has given back a page of it, or it is not wholly RAM: not to be populated. Written
     /// by the owner.
     given_back: Bits,
-    /// The one that the helper populates, or [`NONE`].
+    /// The window that the helper populates, or [`NONE`].
     at: AtomicU64,
     /// Windows populated. Written by the helper.
     populated: AtomicU64,
@@ -71,7 +72,7 @@ pub struct PopulateWindows {
 }
 
 impl PopulateWindows {
-    /// Of RAM in these pieces: address and bytes.
+    /// Creates the windows of RAM in these pieces, each an address and a length in bytes.
     pub fn new(ram: impl Iterator<Item = (Gpa, u64)> + Clone) -> Self {
         let ends = ram.clone().map(|(gpa, len)| gpa.raw().saturating_add(len));
         let count = ends.max().unwrap_or(0) / WINDOW;
@@ -95,7 +96,8 @@ impl PopulateWindows {
         }
     }
 
-    /// Devices are about to reach `[gpa, gpa + len)`. Does not wait. Owner's thread.
+    /// Requests the windows of `[gpa, gpa + len)`, which devices are about to reach. Does not wait.
+    /// Owner's thread.
     pub fn ask(&self, gpa: Gpa, len: u64) {
         let first = gpa.raw() / WINDOW;
         let last = gpa.raw().saturating_add(len).saturating_add(REFILL) / WINDOW;
@@ -109,15 +111,16 @@ impl PopulateWindows {
         }
     }
 
-    /// The guest has given back `[gpa, gpa + len)`, which lies in one window: whether it may be
-    /// discarded. If not, the helper is at it right now, and it stays in memory. Owner's thread.
+    /// Records that the guest has given back `[gpa, gpa + len)`, which lies in one window. Returns
+    /// whether it may be discarded: if not, the helper is at the window right now, and the pages
+    /// stay in memory. Owner's thread.
     #[must_use]
     pub fn give_back(&self, gpa: Gpa, len: u64) -> bool {
         let window = gpa.raw() / WINDOW;
         self.given_back.set(window);
-        // Sequentially consistent, as the store before and both of the helper's, which come in the
-        // other order. What it has populated when it has left the window is discarded like any
-        // other page.
+        // Sequentially consistent, as the store to `given_back` above and the helper's store to
+        // `at` and load of `given_back`: one of the two loads sees the other thread's store. If the
+        // helper has left the window, the pages that it populated are discarded like any others.
         let is_free = self.at.load(Ordering::SeqCst) != window;
         if !is_free {
             let pages = len / guest_mem::PAGE_SIZE;
@@ -136,11 +139,11 @@ impl PopulateWindows {
         self.kept.load(Ordering::Relaxed)
     }
 
-    /// A window that was asked for, was not given back and is not `done`, which it is from now on.
+    /// Returns a window that was requested, was not given back and is not `done`; marks it as done.
     fn next(&self, done: &mut [u64]) -> Option<u64> {
         let words = self.asked.0.iter().zip(&self.given_back.0).zip(done);
         for (at, ((asked, given_back), done)) in (0..).zip(words) {
-            // Not the last look at what is given back: `visit` has that, once the helper is there.
+            // Not the last check of `given_back`: `visit` makes that, once the helper is there.
             let left = asked.load(Ordering::SeqCst) & !given_back.load(Ordering::SeqCst) & !*done;
             if left != 0 {
                 let bit = left.trailing_zeros();
@@ -164,7 +167,8 @@ impl PopulateWindows {
                 self.populated.fetch_add(1, Ordering::Relaxed);
             }),
         };
-        // Release: whoever sees that it has left finds the pages there.
+        // Release: if the owner's load sees that the helper has left the window, it also sees the
+        // populated pages.
         self.at.store(NONE, Ordering::Release);
         result
     }
@@ -236,13 +240,13 @@ impl Populator {
                                 return;
                             }
                         }
-                        // What was asked for since has left a token, by which this returns at once.
+                        // A request made since has left a token, by which this returns at once.
                         None => thread::park(),
                     }
                 }
             })?;
         let _ = windows.helper.set(thread.thread().clone());
-        // What was asked for before that.
+        // Windows requested before that.
         thread.thread().unpark();
         Ok(Self {
             windows,
@@ -281,7 +285,7 @@ mod tests {
         std::iter::from_fn(|| windows.next(&mut done)).collect()
     }
 
-    /// A helper that says which window it is at, and goes on when it is told how that ended.
+    /// Starts a helper that sends the window it is at, and continues when it receives the result.
     fn helper(
         windows: &Arc<PopulateWindows>,
     ) -> (Populator, Receiver<u64>, Sender<io::Result<()>>) {
@@ -361,13 +365,13 @@ mod tests {
         go_on.send(Ok(())).expect("it waits");
         drop(go_on);
         drop(helper);
-        // It has left: what comes later is discarded.
+        // It has left: pages given back later are discarded.
         assert!(windows.give_back(Gpa::new(2 * MIB), 4096));
         assert_eq!((windows.populated(), windows.kept()), (1, 2));
     }
 
-    /// Pages as a host has them: one that was discarded does not come back, whatever the threads do
-    /// meanwhile.
+    /// Pages as a host has them: one that was discarded does not come back, under any interleaving
+    /// of the threads.
     #[test]
     fn no_page_that_was_discarded_comes_back() {
         const ROUNDS: u64 = 400;

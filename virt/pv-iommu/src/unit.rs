@@ -1,26 +1,28 @@
-//! The remapping unit: endpoints, domains, and what becomes of accesses under way when something is
-//! taken away.
+//! The remapping unit: endpoints, domains, and the revocation of mappings under accesses in flight.
 //!
-//! Requests are carried out in their order, one after the other. One that takes mappings or
-//! attachments away is a *revocation*:
+//! Requests are executed in their order, one after the other. One that removes mappings or
+//! attachments is a *revocation*:
 //!
 //! ```text
-//! mappings removed, a budget at a time ─▶ leases of the endpoints concerned looked at ─▶ waits for those that no longer hold
-//!            (requests behind it wait)                  (these too)                         (requests behind it go on)
+//! mappings removed,   ─▶ leases of the endpoints  ─▶ waits for the leases
+//! a budget at a time     concerned rechecked         that became stale
+//!
+//! (requests behind       (likewise)                  (requests behind
+//!  it wait)                                           it are executed)
 //! ```
-//! Each waiting request has a list of its own leases: those that its recheck has found to hold no
-//! more, and those that an earlier one has, in the same range. It is answered when they have ended,
-//! whatever others wait for. Whoever follows the mappings and holds an invalidation holds all
-//! requests that wait then.
+//! Each waiting request has a list of its own leases: those that its recheck has found stale, and
+//! those that an earlier recheck has, in the same range. It is answered when they have ended,
+//! regardless of the leases of other requests. A function that follows the mappings and holds an
+//! invalidation holds all requests that wait at that time.
 //!
 //! A domain that ceases to exist is out of reach at once; its mappings are freed a budget at a
 //! time.
 //!
-//! A MAP besides hints at accesses to come ([`hints`]): behind its answer, in the same call.
+//! In addition, a MAP hints at accesses to come ([`hints`]): after its answer, in the same call.
 //!
-//! `requests`: what each request checks and changes. `revoke`: requests one after the other, and
-//! what becomes of accesses under way. `access`: where an access goes. [`saved`]: the state that is
-//! kept while the machine is paused.
+//! `requests`: checks and changes of each request. `revoke`: execution of requests in order, and
+//! revocation of accesses in flight. `access`: translation. [`saved`]: the state that is kept while
+//! the machine is paused.
 //!
 //! Thread: the owner's only.
 
@@ -45,7 +47,7 @@ use crate::wire::{self, Request, Status};
 use hints::{HintCounts, Hints};
 use revoke::{Revocation, Waiting};
 
-/// What a unit is made with.
+/// Parameters of a unit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     /// The endpoints that it translates for: requesters of PCI functions.
@@ -56,7 +58,7 @@ pub struct Config {
     pub max_mappings: usize,
     /// Leases at a time.
     pub max_leases: usize,
-    /// How long a request may wait for leases before their devices' requests are cancelled, in ns.
+    /// Longest wait of a request for leases before their devices' requests are cancelled, in ns.
     pub drain_limit_ns: u64,
 }
 
@@ -73,7 +75,7 @@ impl Default for Config {
     }
 }
 
-/// Counters since the unit was made, and how much there is now.
+/// Counters since the unit was made, and current numbers of mappings and domains.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stats {
     /// ATTACH requests carried out.
@@ -114,20 +116,20 @@ struct Domain {
 struct Endpoint {
     source: SourceId,
     domain: Option<u32>,
-    /// While it is attached to nothing.
+    /// Generation while it is attached to nothing.
     generation: u64,
-    /// The mapping that its last access found, and under which generation.
+    /// Generation and mapping that its last access found.
     hit: Option<(u64, Mapping)>,
 }
 
-/// What a revocation takes away.
+/// Mappings that a revocation removes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RevocationScope {
     /// Mappings of a domain.
     Pages { domain: u32, first: u64, last: u64 },
-    /// What an endpoint reached.
+    /// All mappings that an endpoint reached.
     Endpoint(SourceId),
-    /// What all of them did.
+    /// All mappings that any endpoint reached.
     Everything,
 }
 
@@ -157,7 +159,7 @@ impl RevocationScope {
     }
 }
 
-/// The unit. See the module's head.
+/// Paravirtual remapping unit. See the module's head.
 #[derive(Debug)]
 pub struct PvIommu {
     config: Config,
@@ -171,25 +173,25 @@ pub struct PvIommu {
     waiting: Vec<Waiting>,
     /// Invalidations held by those that follow the mappings.
     holds: u32,
-    /// Mappings of domains that are no more.
+    /// Mappings of domains that were removed, to be freed.
     freed: Vec<Mappings>,
     /// Accesses refused since the last poll.
     refused: VecDeque<RefusedAccess>,
     generation: u64,
     hints: Hints,
-    /// Not asked for yet.
+    /// Estimated cost of the work that has not been charged yet, in ns.
     cost: u64,
     stats: Stats,
 }
 
-/// What asking for a page that may be absent costs, in ns.
+/// Cost of a request for a page that may be absent, in ns.
 const HINT: u64 = 10;
 
-/// Accesses refused between two polls that are reported; what is beyond is counted.
+/// Most refused accesses that are reported between two polls; those beyond are counted.
 const MAX_REFUSED: usize = 64;
 
 impl PvIommu {
-    /// A unit without domains, not in bypass mode.
+    /// Creates a unit without domains, not in bypass mode.
     pub fn new(config: Config) -> Self {
         Self {
             leases: LeaseTable::new(config.max_leases),
@@ -210,7 +212,7 @@ impl PvIommu {
         }
     }
 
-    /// The same, by whose MAPs `hints` are taken.
+    /// Sets the hints that its MAPs give.
     #[must_use]
     pub fn with_hints(mut self, hints: Hints) -> Self {
         self.hints = hints;
@@ -222,12 +224,12 @@ impl PvIommu {
         self.hints.counts()
     }
 
-    /// Asks for what MAPs have hinted at, behind their answers.
+    /// Requests the pages that MAPs have hinted at, after their answers.
     fn follow_hints(&mut self, mem: &impl PhysMem) {
         self.cost += self.hints.ask(mem) * HINT;
     }
 
-    /// Sets which endpoints there are.
+    /// Sets the endpoints.
     pub fn set_endpoints(&mut self, endpoints: Vec<RangeInclusive<u16>>) {
         self.config.endpoints = endpoints;
     }

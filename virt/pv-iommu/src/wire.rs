@@ -25,44 +25,44 @@ pub mod feature {
 pub const GRANULE: u64 = 4096;
 /// Largest address of an endpoint.
 pub const INPUT_LAST: u64 = (1 << 48) - 1;
-/// Largest guest-physical address: what x86 page tables can hold.
+/// Largest guest-physical address that x86 page tables can hold.
 pub const PHYS_LAST: u64 = (1 << 52) - 1;
 /// Largest domain number.
 pub const DOMAIN_LAST: u32 = u16::MAX as u32;
 /// Bytes of an endpoint's properties.
 pub const PROBE_SIZE: u32 = 64;
-/// Where interrupt messages are written to, which is no memory.
+/// Addresses to which interrupt messages are written, which are no memory.
 pub const MSI_WINDOW: RangeInclusive<u64> = 0xfee0_0000..=0xfeef_ffff;
 
 /// Bytes of the configuration space.
 pub const CONFIG_LEN: usize = 40;
-/// Where its field `bypass` is.
+/// Offset of its field `bypass`.
 pub const CONFIG_BYPASS: u64 = 36;
 
 /// Bytes of a request's tail.
 pub const TAIL_LEN: u32 = 4;
 /// Bytes of a fault report.
 pub const FAULT_LEN: u32 = 24;
-/// Bytes that are read of the longest request but PROBE, whose padding nobody looks at.
+/// Bytes that are read of the longest request but PROBE, whose padding is not read.
 pub const MAX_REQUEST: usize = 36;
 
-/// How a request ended (§5.13.6). 0, success, is none of these.
+/// Error status of a request (§5.13.6). 0, success, is none of these.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Status {
-    /// Not offered, or not together.
+    /// A feature that is not offered, or not in this combination.
     Unsupp = 2,
-    /// Fields that contradict each other, or what is there.
+    /// Fields that contradict each other, or the unit's state.
     Inval = 4,
-    /// Addresses that are not aligned, or outside of what the device has.
+    /// Addresses that are not aligned, or outside of the device's ranges.
     Range = 5,
     /// No such domain, or no such endpoint.
     NoEnt = 6,
-    /// As many domains or mappings as the host allows.
+    /// The host's limit on domains or mappings is reached.
     NoMem = 8,
 }
 
-/// What a driver asks for, parsed, not checked against anything.
+/// Request of a driver, parsed but not checked against the unit's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request {
     /// Attaches an endpoint to a domain, which is made if it is not there.
@@ -91,14 +91,14 @@ pub enum Request {
         first: u64,
         /// Last address.
         last: u64,
-        /// Where the first one leads.
+        /// Translation of the first address.
         phys: u64,
         /// [`MAP_READ`], [`MAP_WRITE`], [`MAP_MMIO`], and bits that mean nothing.
         flags: u32,
     },
     /// Removes the mappings in `first..=last`.
     Unmap {
-        /// Of which domain.
+        /// The domain.
         domain: u32,
         /// First address.
         first: u64,
@@ -130,7 +130,7 @@ pub const ATTACH_BYPASS: u32 = 1;
 pub const MAP_READ: u32 = 1;
 /// Devices may write.
 pub const MAP_WRITE: u32 = 2;
-/// What is mapped is a device's registers.
+/// The mapped memory is a device's registers.
 pub const MAP_MMIO: u32 = 4;
 
 /// A request by its head.
@@ -217,7 +217,8 @@ pub fn requester(endpoints: &[RangeInclusive<u16>], endpoint: u32) -> Result<Sou
 /// The configuration space.
 pub fn config(is_bypass: bool) -> [u8; CONFIG_LEN] {
     let mut space = [0; CONFIG_LEN];
-    // The granule, and what is one mapping here however long it is.
+    // Page sizes: the granule and all larger powers of two, since a mapping of any length is one
+    // here.
     space[..8].copy_from_slice(&(!(GRANULE - 1)).to_le_bytes());
     space[16..24].copy_from_slice(&INPUT_LAST.to_le_bytes());
     space[28..32].copy_from_slice(&DOMAIN_LAST.to_le_bytes());
@@ -238,7 +239,7 @@ pub fn properties() -> [u8; PROBE_SIZE as usize] {
     list
 }
 
-/// Why an access was refused (§5.13.6.8).
+/// Reason why an access was refused (§5.13.6.8).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Reason {
@@ -318,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_short_or_of_no_type_is_no_request() {
+    fn request_too_short_or_of_unknown_type_does_not_parse() {
         for (kind, len) in [(1, 20), (2, 20), (3, 36), (4, 28), (5, 72)] {
             let bytes = [&[kind][..], &[0; 71]].concat();
             assert!(parse(&bytes[..len.min(MAX_REQUEST)], len as u32).is_some());

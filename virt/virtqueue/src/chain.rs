@@ -6,7 +6,7 @@ use core::fmt;
 
 use address::Iova;
 
-/// VIRTQ_DESC_F_NEXT: the chain goes on at `next`.
+/// VIRTQ_DESC_F_NEXT: the chain continues at `next`.
 pub const DESC_F_NEXT: u16 = 1;
 /// VIRTQ_DESC_F_WRITE: the device writes this buffer.
 pub const DESC_F_WRITE: u16 = 2;
@@ -14,8 +14,8 @@ pub const DESC_F_WRITE: u16 = 2;
 pub const DESC_F_INDIRECT: u16 = 4;
 
 /// Longest indirect table, in entries. The specification's bound is the queue size (§2.7.5.3.1);
-/// drivers exceed it where their segment limit does, so this is what QEMU takes: 1024 × 16 B = 16
-/// KiB of scratch.
+/// drivers exceed it where their segment limit does, so this is QEMU's bound: 1024 × 16 B = 16 KiB
+/// of scratch.
 pub const MAX_INDIRECT: u32 = 1024;
 
 /// Size of a descriptor in bytes.
@@ -68,7 +68,7 @@ pub enum Violation {
     AvailTooFar {
         /// Index read.
         idx: u16,
-        /// Where we are.
+        /// Index of the next available entry.
         next_avail: u16,
     },
     /// A descriptor index outside the table.
@@ -103,13 +103,13 @@ pub enum Violation {
     /// Not the driver's doing: a request that the back end can neither end nor cancel holds the
     /// guest's memory.
     NotCancellable,
-    /// Not the driver's doing: the IOMMU that translates for the device does not answer.
+    /// Not caused by the driver: the IOMMU that translates for the device does not answer.
     MissUnanswered,
-    /// Not the driver's doing: an invalidation could not be answered, because requests hold the
+    /// Not caused by the driver: an invalidation could not be answered, because requests hold the
     /// memory that it covers.
     NotReleased,
-    /// Not the driver's doing: the process that is the device's model has ended, or has answered
-    /// what it must not.
+    /// Not caused by the driver: the process that is the device's model has ended, or has given an
+    /// invalid answer.
     Worker,
     /// The addresses of a ring lead nowhere, where that is known before the ring is served.
     RingAddress(u16),
@@ -241,9 +241,9 @@ impl Sum {
         })
     }
 
-    /// Checks and appends descriptors of a table of `size`, linked by `next`, from `first` on;
-    /// answers the indirect descriptor that they end in, which they may only if `may_end`. `fetch`
-    /// answers a descriptor's words.
+    /// Checks and appends descriptors of a table of `size`, linked by `next`, from `first` on.
+    /// Returns the indirect descriptor in which they end, which is permitted only if `may_end`.
+    /// `fetch` returns a descriptor's words.
     ///
     /// # Errors
     /// The driver's mistake, or that of `fetch`.

@@ -1,9 +1,8 @@
 //! Virtqueues (virtio 1.2 §2.7), device side, without std or a heap.
 //!
-//! **What.** The parts of a queue that depend on the specification and on nothing else, so that a
+//! **Scope.** The parts of a queue that depend on the specification and on nothing else, so that a
 //! program on an operating system (`vio`) and one on none (`elvis`) walk a driver's rings by the
-//! same code. Everything in a ring is an allegation of the driver's: it is read once, checked, and
-//! used.
+//! same code. Nothing in a ring is trusted: it is read once, checked, and used.
 //!
 //! * [`chain`]: descriptors, and the walk of a chain, over any list that takes its segments.
 //! * [`split`]: offsets and lengths of the split layout, and the two decisions about its indices.
@@ -11,7 +10,7 @@
 //! * [`polled`]: a whole split queue of a device that ends each request before it takes the next,
 //!   over [`Memory`].
 //!
-//! **Bounds.** A walk reads at most as many descriptors as its table has; a chain that goes on is a
+//! **Bounds.** A walk reads at most as many descriptors as its table has; a longer chain is a
 //! [`Violation`]. Nothing is read behind the lengths of [`split::Layout`], which the memory checks.
 //!
 //! **Left out.** The packed layout, indirect tables, journals and prefetching, which are `vio`'s.

@@ -8,9 +8,9 @@
 //! needed. Memory is a [`Memory`]: each access is checked by it, and copied once.
 //!
 //! Notifications: with EVENT_IDX `avail_event` is left behind, without it NO_NOTIFY is set
-//! ([`start`](PolledQueue::start)). A polling device wants none.
+//! ([`start`](PolledQueue::start)). A polling device needs none.
 //!
-//! A queue that has stopped answers nothing but [`QueueStop`] again: it is made anew after a reset.
+//! A queue that has stopped only returns [`QueueStop`] again: it is made anew after a reset.
 
 use core::sync::atomic::{Ordering, fence};
 
@@ -34,15 +34,15 @@ pub trait Memory {
     /// As [`read`](Self::read); nothing has been written then.
     fn write(&self, at: Iova, buf: &[u8]) -> Result<(), OutOfReach>;
 
-    /// One aligned load with acquire ordering: what the driver wrote before its store is seen after
-    /// it.
+    /// Loads an aligned word with acquire ordering: if it sees a store of the driver, the driver's
+    /// earlier stores are visible after it.
     ///
     /// # Errors
     /// As [`read`](Self::read).
     fn load_u16(&self, at: Iova) -> Result<u16, OutOfReach>;
 
-    /// One aligned store with release ordering: a driver that sees it sees all that was written
-    /// before.
+    /// Stores an aligned word with release ordering: if the driver's load sees it, the driver sees
+    /// all earlier stores.
     ///
     /// # Errors
     /// As [`read`](Self::read).
@@ -56,7 +56,7 @@ pub struct OutOfReach(pub Iova);
 /// End of a queue: only a reset of the device makes another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QueueStop {
-    /// The ring, or what it names, does not lie in the guest's memory.
+    /// The ring, or a buffer that it names, does not lie in the guest's memory.
     OutOfReach(OutOfReach),
     /// The driver broke the protocol.
     Violation(Violation),
@@ -255,7 +255,7 @@ impl PolledQueue {
     }
 
     /// Returns the chain that begins at `head`, with `len` bytes written into it, to the driver.
-    /// Whether that wants an interrupt.
+    /// Returns whether the driver wants an interrupt.
     ///
     /// # Errors
     /// The queue stops.

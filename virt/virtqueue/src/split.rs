@@ -20,7 +20,7 @@ pub const RING: u32 = 4;
 pub enum Unfit {
     /// The size is zero, no power of two, or above the device's maximum.
     Size,
-    /// An area is not aligned as the layout wants it.
+    /// An area is not aligned as the layout requires.
     Alignment,
 }
 
@@ -88,8 +88,8 @@ pub fn available(idx: u16, next_avail: u16, size: u16, outstanding: u16) -> Resu
     Ok(count)
 }
 
-/// Whether a driver whose `used_event` is `event` wants an interrupt for the elements from `old` up
-/// to `new` (§2.7.10, `vring_need_event`): did the index step over the event?
+/// Returns whether a driver whose `used_event` is `event` wants an interrupt for the elements from
+/// `old` up to `new` (§2.7.10, `vring_need_event`): whether the index stepped over the event.
 #[inline(always)]
 #[must_use]
 pub const fn steps_over(event: u16, old: u16, new: u16) -> bool {

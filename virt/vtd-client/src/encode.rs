@@ -15,7 +15,7 @@ const PIECES: usize = 4;
 /// smallest queue holds two such batches less one descriptor.
 pub(super) const BATCH: usize = 126;
 
-/// What the unit can do.
+/// Encoder of descriptors, according to the capabilities of the unit.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Encoder {
     capability: Capability,

@@ -1,4 +1,4 @@
-//! A driver's client of queued invalidation (Intel VT-d 4.1, §6.5.2), for [`dma_map`].
+//! Driver side of queued invalidation (Intel VT-d 4.1, §6.5.2), for [`dma_map`].
 //!
 //! [`InvalidationQueue`] owns one unit's queue; [`DomainInvalidator`] is one domain's
 //! [`Invalidator`] over it, so that a `DmaMapper` can unmap behind a remapping unit: the one of
@@ -12,29 +12,28 @@
 //! poll:                                                                              └ seen: complete
 //! ```
 //! A batch ends with one wait descriptor, which stores the ticket's low 32 bits in a status word.
-//! There are as many words as batches can be in flight, one each, so a word says exactly which
-//! batch is complete whatever order the unit completes waits in, and nobody who polls takes the
-//! lock. Page ranges become page-selective descriptors of aligned powers of two with IH set,
-//! because only leaves have changed; a domain or global command has no IH: it drops page-walk
-//! caches too, which is what a table page waits for before it is released
-//! ([`flush_tables`](DomainInvalidator::flush_tables) does so for a range). Reads and writes are
-//! drained wherever the unit can.
+//! There are as many words as batches can be in flight, one each, so a word identifies the complete
+//! batch in whatever order the unit completes waits, and a poll does not take the lock. Page ranges
+//! become page-selective descriptors of aligned powers of two with IH set, because only leaves have
+//! changed. A domain or global command has no IH: it drops page-walk caches, too, which must happen
+//! before a table page is released ([`flush_tables`](DomainInvalidator::flush_tables) does so for a
+//! range). Reads and writes are drained wherever the unit can.
 //!
 //! # Failures
 //! Waits are bounded by [`QueueConfig::timeout_ns`]. When the unit reports IQE, ICE or ITE the
 //! queue stops: every ticket in flight fails, also those that may have completed, and the next
-//! submission turns the queue off and on again. So a mapper keeps what was not invalidated, and the
-//! next flush that succeeds covers it.
+//! submission turns the queue off and on again. So a mapper keeps the ranges that were not
+//! invalidated, and the next flush that succeeds covers them.
 //!
 //! Threads: any number. Lock: one per queue, held while descriptors are written, never while the
 //! unit works, except when the queue is turned off and on. Cost of a batch: one lock, 16 bytes per
-//! descriptor, one register write; of a poll that says yes: one load of memory; of one that says
-//! no: a clock, and a register read every [`CHECK_NS`].
+//! descriptor, one register write; of a poll that returns true: one load of memory; of one that
+//! returns false: a clock, and a register read every [`CHECK_NS`].
 //!
-//! Left out: units in caching mode (they want invalidations when mapping too), units that do not
-//! read the processor's caches or that need their write buffer flushed ([`EnableError`] says so),
-//! device TLBs, interrupt-entry caches, and completion interrupts. Whoever changes root or context
-//! entries calls [`flush_all`](InvalidationQueue::flush_all).
+//! Left out: units in caching mode (they need invalidations after mapping, too), units that do not
+//! read the processor's caches or that need their write buffer flushed ([`EnableError`] reports
+//! them), device TLBs, interrupt-entry caches, and completion interrupts. A caller that changes
+//! root or context entries must call [`flush_all`](InvalidationQueue::flush_all).
 
 #![forbid(unsafe_code)]
 
@@ -52,7 +51,7 @@ use iova::IovaRange;
 
 /// A unit's registers, as a driver reaches them. Accesses are 4 or 8 bytes, aligned.
 pub trait Registers: Send + Sync {
-    /// A 4-byte load; what the unit stored to memory before it changed the register is visible
+    /// Loads 4 bytes. The unit's stores to memory before its change of the register are visible
     /// afterwards.
     fn read32(&self, offset: u16) -> u32;
 
@@ -93,7 +92,7 @@ impl<P: RegPage + Send + Sync> Registers for MappedRegisters<P> {
     }
 }
 
-/// One domain's way into the queue of its unit.
+/// Invalidator of one domain, over the queue of its unit.
 pub struct DomainInvalidator<R, M, C> {
     queue: Arc<InvalidationQueue<R, M, C>>,
     did: u16,
@@ -147,8 +146,8 @@ impl<R: Registers, M: PhysMem + Send + Sync, C: Clock> Invalidator for DomainInv
         self.queue.wait(ticket)
     }
 
-    /// Cores meet while the unit works: a batch for all of them needs one wait descriptor, one tail
-    /// and one lock.
+    /// Cores combine their invalidations while the unit works: a batch for all of them needs one
+    /// wait descriptor, one tail and one lock.
     fn is_idle(&self) -> bool {
         self.queue.is_idle()
     }

@@ -1,4 +1,4 @@
-//! One unit's queue: space, tickets, completion, errors.
+//! Invalidation queue of one unit: space, tickets, completion, errors.
 //!
 //! Tickets count up from 1. Ticket *t* has status word *t* mod W, where W, half of the queue's
 //! descriptors, is also the most batches in flight (a batch has at least two descriptors). *t* is
@@ -23,11 +23,11 @@ use vtd::spec::registers::{
 use crate::Registers;
 use crate::encode::{BATCH, Encoder};
 
-/// Time between two looks at the fault status register while a batch is waited for, in nanoseconds.
+/// Time between two reads of the fault status register while a batch is awaited, in nanoseconds.
 pub const CHECK_NS: u64 = 2_000;
 
-/// As the status of [`InvalidateError::Stopped`]: queue or status words are not in memory any more.
-/// No bit of FSTS.
+/// Status of [`InvalidateError::Stopped`] if queue or status words are not in memory any more. No
+/// bit of FSTS.
 pub const MEMORY_LOST: u64 = 1 << 32;
 
 /// FSTS bits that stop the queue.
@@ -46,7 +46,7 @@ const LEVELS: u32 = GlobalCommand::new()
     .into_bits();
 const QIE: u32 = GlobalCommand::new().with_qie(true).into_bits();
 
-/// Where the queue lies, in the memory that the unit reads.
+/// Addresses of the queue in the memory that the unit reads, and its time limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueConfig {
     /// First descriptor; aligned to 4096.
@@ -55,7 +55,7 @@ pub struct QueueConfig {
     pub size: u8,
     /// First of [`status_words`](Self::status_words) words of 4 bytes; aligned to 4.
     pub status: Gpa,
-    /// How long the unit may take for one batch, or to make room for one, in nanoseconds.
+    /// Longest time that the unit may take for one batch, or to make room for one, in nanoseconds.
     pub timeout_ns: u64,
 }
 
@@ -81,7 +81,7 @@ impl QueueConfig {
     }
 }
 
-/// Why a queue was not turned on.
+/// Reason why a queue was not turned on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum EnableError {
     /// The unit has no queued invalidation.
@@ -99,13 +99,13 @@ pub enum EnableError {
         /// Its extended capabilities.
         ecap: u64,
     },
-    /// The queue is on: it is somebody else's.
+    /// The queue is on already: another driver uses it.
     #[error("the unit's queue is in use")]
     InUse,
-    /// Sizes or addresses are not what [`QueueConfig`] asks for, or not in memory.
+    /// Sizes or addresses break the rules of [`QueueConfig`], or are not in memory.
     #[error("{config:?} is no place for a queue")]
     Place {
-        /// What was given.
+        /// The given configuration.
         config: QueueConfig,
     },
     /// The unit did not answer.
@@ -113,7 +113,7 @@ pub enum EnableError {
     NoAnswer(#[source] InvalidateError),
 }
 
-/// What submitters change, one after the other.
+/// State of submissions, which submitters change one after the other.
 struct State {
     /// The next ticket.
     next: u64,
@@ -141,18 +141,19 @@ pub struct InvalidationQueue<R, M, C> {
     submitted: AtomicU64,
     /// Tickets below do not count any more. Written with the lock held, before `reclaimed`.
     void_below: AtomicU64,
-    /// What stopped the queue last.
+    /// Status that stopped the queue last.
     stopped_with: AtomicU64,
-    /// When FSTS is looked at next, in nanoseconds.
+    /// Time of the next read of FSTS, in nanoseconds.
     next_check: AtomicU64,
-    /// By status word: when its ticket was submitted, in nanoseconds.
+    /// By status word: time of the submission of its ticket, in nanoseconds.
     submitted_ns: Box<[AtomicU64]>,
 }
 
 impl<R: Registers, M: PhysMem, C: Clock> InvalidationQueue<R, M, C> {
-    /// Turns the queue of a unit on. Nobody else submits to it, or writes GCMD meanwhile; later
-    /// GCMD is written through [`with_registers`](Self::with_registers) only. `memory` is what the
-    /// unit reads and does not pend; the places that `config` names are the queue's alone.
+    /// Turns the queue of a unit on. No other code may submit to it, or write GCMD meanwhile; later
+    /// GCMD may be written through [`with_registers`](Self::with_registers) only. `memory` must be
+    /// the memory that the unit reads, and must not pend; the places that `config` names are used
+    /// by the queue alone.
     ///
     /// # Errors
     /// [`EnableError`].
@@ -208,14 +209,14 @@ impl<R: Registers, M: PhysMem, C: Clock> InvalidationQueue<R, M, C> {
         Ok(queue)
     }
 
-    /// Calls `f` with the registers while nobody submits and the queue is not restarted: for
-    /// whoever writes GCMD.
+    /// Calls `f` with the registers while no other thread submits and the queue is not restarted:
+    /// for writes of GCMD.
     pub fn with_registers<T>(&self, f: impl FnOnce(&R) -> T) -> T {
         let _state = self.state.lock();
         f(&self.registers)
     }
 
-    /// Makes the unit forget everything, contexts too. Returns when it is done.
+    /// Makes the unit drop all cached entries, including contexts. Returns when it is done.
     ///
     /// # Errors
     /// [`InvalidateError`].
@@ -223,7 +224,7 @@ impl<R: Registers, M: PhysMem, C: Clock> InvalidationQueue<R, M, C> {
         self.wait(self.submit(Encoder::all)?)
     }
 
-    /// Writes what `encode` gives, and a wait descriptor, as soon as there is room.
+    /// Writes the descriptors of `encode`, and a wait descriptor, as soon as there is room.
     pub(super) fn submit(
         &self,
         encode: impl Fn(Encoder, &mut Vec<u128>),
@@ -288,7 +289,8 @@ impl<R: Registers, M: PhysMem, C: Clock> InvalidationQueue<R, M, C> {
         state.written = written;
         state.ends[word] = written;
         state.next += 1;
-        // Relaxed: read by whoever has the ticket, who got it from us.
+        // Relaxed: read only by threads that have the ticket, which this call returns; passing the
+        // ticket on orders this store before their load.
         self.submitted_ns[word].store(self.clock.now(), Ordering::Relaxed);
         // With the lock held: tails arrive in order. At most 512 KiB.
         let tail = (written % entries * DESCRIPTOR_LEN) as u32;
@@ -298,8 +300,8 @@ impl<R: Registers, M: PhysMem, C: Clock> InvalidationQueue<R, M, C> {
         Ok(Ticket(ticket))
     }
 
-    /// Whether the unit has done all it was told, or cannot any more: whoever submits then hears
-    /// why.
+    /// Returns whether the unit has done all that was submitted, or cannot any more: the next
+    /// submission then returns the reason.
     pub(super) fn is_idle(&self) -> bool {
         let last = self.submitted.load(Ordering::Relaxed);
         // The last batch is complete, and was never 0.
@@ -315,7 +317,7 @@ impl<R: Registers, M: PhysMem, C: Clock> InvalidationQueue<R, M, C> {
     /// The status word of a ticket.
     fn status(&self, ticket: u64) -> Result<u32, InvalidateError> {
         let at = Gpa::new(self.config.status.raw() + self.word(ticket) as u64 * 4);
-        // Acquire: what the unit did before it stored the word is done.
+        // Acquire: if this load sees the word, the unit's earlier work is done.
         let pair = self.memory.read_u64(at.align_down(8)).map_err(|_| LOST)?;
         Ok((pair >> (at.offset_in(8) * 8)) as u32)
     }
@@ -326,8 +328,8 @@ impl<R: Registers, M: PhysMem, C: Clock> InvalidationQueue<R, M, C> {
         if self.status(ticket)? == ticket as u32 {
             return Ok(true);
         }
-        // Acquire, and in this order: who sees a `reclaimed` past a void ticket sees that it is
-        // void.
+        // Acquire, and in this order: if the load of `reclaimed` sees a value past a void ticket,
+        // the load of `void_below` sees that the ticket is void.
         let reclaimed = self.reclaimed.load(Ordering::Acquire);
         if ticket < self.void_below.load(Ordering::Acquire) {
             let status = self.stopped_with.load(Ordering::Relaxed);
@@ -354,7 +356,7 @@ impl<R: Registers, M: PhysMem, C: Clock> InvalidationQueue<R, M, C> {
         Ok(())
     }
 
-    /// Looks for errors, now and then.
+    /// Checks for errors, at most once in [`CHECK_NS`].
     fn check(&self, now: u64) -> Result<(), InvalidateError> {
         if now < self.next_check.load(Ordering::Relaxed) {
             return Ok(());
@@ -380,7 +382,8 @@ impl<R: Registers, M: PhysMem, C: Clock> InvalidationQueue<R, M, C> {
         self.switch(false)?;
         let errors = self.registers.read32(FSTS) & ERRORS;
         if errors != 0 {
-            // RW1C. Before QIE is set: who sees QIES then sees the status cleared.
+            // RW1C. Before QIE is set: a thread that reads QIES as set then reads the status as
+            // cleared.
             self.registers.write32(FSTS, errors);
         }
         let address = QueueAddress::new()

@@ -1,5 +1,5 @@
-//! A driver behind a real unit: what `DmaMapper` unmaps, the unit stops translating when the policy
-//! says so.
+//! Driver behind a real unit: the unit stops translating the ranges that `DmaMapper` unmaps, at the
+//! time that the policy prescribes.
 
 mod driver;
 
@@ -45,8 +45,8 @@ fn after_a_strict_unmap_the_unit_refuses() {
     }
 }
 
-/// The unit's IOTLB does keep what it saw: without that the test above would prove nothing about
-/// the queue.
+/// The unit's IOTLB does keep translations: otherwise the test above would prove nothing about the
+/// queue.
 #[test]
 fn deferred_mappings_translate_until_the_flush() {
     let world = World::trap(Policy::DEFERRED);
@@ -59,7 +59,7 @@ fn deferred_mappings_translate_until_the_flush() {
         core.unmap(mapping).unwrap();
         stale.push((iova, (0x800 + i) << 12));
     }
-    // Nobody ticks, so the coarse clock stands, and no age is reached.
+    // The ticker does not run, so the coarse clock stands still, and no age is reached.
     assert_eq!(world.mapper.risk().stale_now, 200);
     for (iova, phys) in &stale {
         assert_eq!(world.access(*iova), Ok(*phys), "the unit's IOTLB has it");
@@ -133,8 +133,8 @@ fn a_freed_table_that_is_still_linked_is_noticed() {
     let middle = mem.get_u64(Gpa::new(world.mapper.root().raw())) & !0xfff;
     let entry = Gpa::new(middle + (first >> 9) * 8);
     let link = mem.get_u64(entry);
-    // SAFETY: a mistake on purpose; the page is guest memory, which stays, and nobody walks but the
-    // device.
+    // SAFETY: a mistake on purpose; the page is guest memory, which stays, and only the device
+    // walks it.
     unsafe { world.memory.free(PhysAddr::new(link & !0xfff)) };
     assert_eq!(world.access(iova), Ok(POISON));
     mem.put_u64(entry, 0);
@@ -252,7 +252,7 @@ fn a_full_queue_is_waited_for() {
     assert!(machine.owner().unit.stats().waits > 200);
     assert!(!invalidator.poll(tickets[299]).unwrap());
     invalidator.wait(tickets[299]).unwrap();
-    // In whatever order they are asked for, and again.
+    // In any order, and repeatedly.
     for ticket in tickets.iter().rev().chain(&tickets) {
         assert!(invalidator.poll(*ticket).unwrap());
     }
@@ -289,15 +289,15 @@ fn a_unit_that_does_not_work_is_waited_for_no_longer_than_said() {
     assert!(late(full));
     // One of the 256 places stays free, and each batch has two descriptors.
     assert_eq!(submitted, 127);
-    // It wakes up, and everything goes on.
+    // It wakes up, and everything continues.
     machine.works_in_pause.store(true, Ordering::Relaxed);
     machine.is_prompt.store(true, Ordering::Relaxed);
     machine.owner().settle();
     invalidator.flush(&[Command::Domain]).unwrap();
 }
 
-/// Somebody overwrites a descriptor: IQE. What was in flight fails, the mapper keeps it, the next
-/// flush covers it.
+/// A descriptor is overwritten: IQE. The batches in flight fail, the mapper keeps their ranges, and
+/// the next flush covers them.
 #[test]
 fn a_stopped_queue_fails_what_is_in_flight_and_starts_again() {
     let world = World::trap(Policy::STRICT);
@@ -308,7 +308,7 @@ fn a_stopped_queue_fails_what_is_in_flight_and_starts_again() {
         let iova = mapping.iova();
         world.access(iova).unwrap();
         machine.is_prompt.store(false, Ordering::Relaxed);
-        // The unit is asleep: the batch written next meets a reserved type, wherever it lies.
+        // The unit is asleep: the batch written next gets a reserved type, wherever it lies.
         let early = world
             .mapper
             .invalidator()
@@ -396,7 +396,7 @@ fn tickets_of_many_threads_do_not_mix() {
                 let mut held = std::collections::VecDeque::new();
                 for i in 0..2_000u64 {
                     if id == 0 && i % 500 == 499 {
-                        // A wrong descriptor behind the tail, as if software had lost its mind.
+                        // A malformed descriptor at the tail, as from faulty software.
                         invalidator.queue().with_registers(|machine| {
                             let tail = machine.read32(reg::IQT);
                             guest.mem.put_u64(Gpa::new(QUEUE + u64::from(tail)), 0xf);
@@ -423,7 +423,7 @@ fn tickets_of_many_threads_do_not_mix() {
     });
     assert!(failures.load(Ordering::Relaxed) > 0);
     let invalidator = DomainInvalidator::new(queue, DID);
-    // The last error may not have been seen by anybody yet.
+    // The last error may not have been reported to any thread yet.
     let _ = invalidator.flush(&[Command::Global]);
     invalidator.flush(&[Command::Global]).unwrap();
     assert_eq!(machine.owner().unit.stats().queue_errors, 4);

@@ -1,5 +1,6 @@
-//! Second-level entries are known twice: where a driver writes such tables (`dma-map`, as words)
-//! and where a unit walks them (`vtd`, by field), which do not know each other. Here they meet.
+//! Second-level entries are implemented twice, independently: by the driver that writes such tables
+//! (`dma-map`, as words) and by the unit that walks them (`vtd`, by field). Here the two are
+//! compared.
 
 use address::PhysAddr;
 use dma_map::table::{Entry, Format, VtdSecondLevel};
@@ -16,7 +17,7 @@ fn one_size() {
 }
 
 proptest! {
-    /// What a driver reads in a word is what the unit does.
+    /// The driver's and the unit's decoding of a word agree.
     #[test]
     fn words_read_the_same(word: u64, low in 0..0x100u64, level in 1..=3u32) {
         let word = word & !0xff | low;
@@ -34,7 +35,8 @@ proptest! {
     }
 }
 
-/// What a driver's table says is what the unit reads: pages of each size, and the way to a table.
+/// The unit decodes the words of a driver's table as intended: pages of each size, and the link to
+/// a table.
 #[test]
 fn words_of_a_table_mean_the_same_to_the_unit() {
     let frame = PhysAddr::new(0xa_bcc0_0000_0000 & !0x3fff_ffff);

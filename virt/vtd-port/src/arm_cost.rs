@@ -1,21 +1,21 @@
-//! What arming and disarming a register page costs on this host.
+//! Measured cost of arming and disarming a register page on this host.
 //!
 //! It depends on the host's kernel (an SRCU grace period, a TLB shoot-down) and differs from host
 //! to host by a factor of 50: 0.2 ms and less natively, 5 to 14 ms in the lab. The idle policy
-//! weighs it against the time a sidecore would sleep, so a constant would have it sleep far too
-//! eagerly on one and too rarely on the other.
+//! weighs it against the time a sidecore would sleep, so with a constant it would sleep far too
+//! eagerly on one host and too rarely on the other.
 
 use std::time::Instant;
 
-/// A moving average, in ns.
+/// Moving average of the cost of an arming and its disarming, in ns.
 pub(super) struct ArmCost {
     average_ns: u64,
-    /// The arming that the next disarming completes.
+    /// Cost of the arming that the next disarming completes, in ns.
     armed_ns: u64,
 }
 
 impl ArmCost {
-    /// `ns` until something has been measured.
+    /// Creates an average of `ns`, which is used until a cost has been measured.
     pub(super) fn new(ns: u64) -> Self {
         Self {
             average_ns: ns,
@@ -28,13 +28,13 @@ impl ArmCost {
         Instant::now()
     }
 
-    /// The page was armed, which began at `start`.
+    /// Records that the page was armed, which began at `start`.
     pub(super) fn armed(&mut self, start: Instant) {
         self.armed_ns = elapsed_ns(start);
     }
 
-    /// It was disarmed, which began at `start`. Each pair counts a quarter, so that one delay of
-    /// the host's is soon forgotten.
+    /// Records that the page was disarmed, which began at `start`. Each pair has the weight of a
+    /// quarter, so that the effect of one delay of the host decays soon.
     pub(super) fn disarmed(&mut self, start: Instant) {
         let arming = std::mem::take(&mut self.armed_ns);
         self.add(arming.saturating_add(elapsed_ns(start)));
@@ -44,7 +44,7 @@ impl ArmCost {
         self.average_ns = self.average_ns - self.average_ns / 4 + cost_ns / 4;
     }
 
-    /// The average.
+    /// Returns the average, in ns.
     pub(super) fn ns(&self) -> u64 {
         self.average_ns
     }

@@ -1,5 +1,5 @@
-//! A VT-d unit behind one of three register front ends, as a remapping unit of a machine's owner,
-//! with what that front end needs to be woken by.
+//! VT-d unit behind one of three register front ends, as a remapping unit of a machine's owner,
+//! with the wake-up that the front end needs.
 //!
 //! | mode | memory slot | how a write arrives | how a sleeping owner is woken |
 //! |---|---|---|---|
@@ -33,19 +33,18 @@ const LOG_BATCH: usize = 256;
 
 /// The hypervisor's log of writes to a read-only slot (KVM's coalesced-MMIO ring; in tests a list).
 pub trait WriteLog: Send {
-    /// Hands the waiting entries to `take`, in order, and answers how many. Of the hypervisor's log
-    /// it reads at most `max`, which may be writes to other units as well.
+    /// Passes the waiting entries to `take`, in order, and returns their number. Of the
+    /// hypervisor's log it reads at most `max` entries, which may be writes to other units as well.
     fn drain(&mut self, max: usize, take: &mut dyn FnMut(LogEntry)) -> usize;
-    /// Whether entries wait.
+    /// Returns whether no entries wait.
     fn is_empty(&self) -> bool;
-    /// From its return on, writes exit to user space instead of being logged. Entries from before
-    /// stay.
+    /// Stops logging: from the return on, writes exit to user space. Earlier entries stay.
     fn unregister(&mut self) -> io::Result<()>;
-    /// Writes are logged again.
+    /// Resumes logging of writes.
     fn register(&mut self) -> io::Result<()>;
 }
 
-/// How the guest reaches the registers.
+/// Front end by which the guest reaches the registers.
 enum Front {
     Trap,
     Logged {
@@ -64,22 +63,22 @@ enum Front {
     },
 }
 
-/// Stores that waited at the protected page have been let through, but are not in it yet: a vCPU
-/// needs some time to wake up and to try again. Arming before that would stop it once more, and an
-/// owner that sleeps at its first idle sweep would do so again and again.
+/// Stores that were blocked at the protected page and have been unblocked, but are not in it yet: a
+/// vCPU needs some time to wake up and to repeat the store. Arming before that would block it once
+/// more, and an owner that sleeps at its first idle sweep would do so repeatedly.
 struct Due {
     stores: u64,
     /// The unit's count of register writes before them.
     writes: u64,
-    /// No longer than this: a vCPU may be paused, and a store of an equal value is never seen. In
-    /// ns, known from the first poll on.
+    /// End of the wait for them: a vCPU may be paused, and a store of an equal value is never seen.
+    /// In ns, known from the first poll on.
     until: Option<u64>,
 }
 
-/// How long stores may be due, in ns: long against the wake-up of a thread, in the lab too.
+/// Longest wait for due stores, in ns: long compared with the wake-up of a thread, also in the lab.
 const DUE_LIMIT: u64 = 100_000_000;
 
-/// What wakes a sleeping owner of a shared page.
+/// Wake-up of a sleeping owner of a shared page.
 enum Gate {
     Watched(WriteGate),
     /// No userfaultfd on this host: the owner never sleeps.
@@ -93,7 +92,7 @@ pub struct VtdPort {
     arm_cost: ArmCost,
 }
 
-/// What a unit tells, in the machine's words.
+/// Adapter that forwards a unit's events to a [`UnitSink`].
 struct SinkAdapter<'a, S>(&'a mut S);
 
 impl<S: UnitSink> vtd::Sink for SinkAdapter<'_, S> {
@@ -142,7 +141,7 @@ impl VtdPort {
         Self::with_front(unit, front, 50_000)
     }
 
-    /// A unit whose page is the guest's memory. `mapping` is what the slot uses.
+    /// Creates a port for a unit whose page is the guest's memory. `mapping` is that of the slot.
     pub fn shared(mut unit: Unit, page: RegisterPage, mapping: Arc<SlotMapping>) -> Self {
         let front = Shared::enter(&mut unit, &page);
         let gate = match WriteGate::new(mapping) {
@@ -168,8 +167,8 @@ impl VtdPort {
         }
     }
 
-    /// Why a sleeping owner could not be woken by what the guest stores to its page, so that it
-    /// never sleeps; `None` where it can be.
+    /// Returns the reason why the guest's stores to the page cannot wake a sleeping owner, so that
+    /// the owner never sleeps; `None` if they can.
     pub fn keeps_awake(&self) -> Option<&str> {
         match &self.front {
             Front::Shared {
@@ -220,7 +219,7 @@ impl VtdPort {
         taken > 0 || progress == Progress::Busy
     }
 
-    /// Applies what has been logged, in order, as if each write had trapped.
+    /// Applies the logged writes, in order, as if each had trapped.
     fn take_log<M: PhysMem>(&mut self, mem: &M, now: u64, sink: &mut impl vtd::Sink) -> usize {
         let Self { unit, front, .. } = self;
         let Front::Logged {
@@ -242,7 +241,7 @@ impl VtdPort {
         taken
     }
 
-    /// A register write that exited. What was logged before it has been taken.
+    /// Applies a register write that exited. Writes logged before it have been taken.
     fn write(&mut self, offset: u16, len: AccessLen, value: u64) {
         let Self { unit, front, .. } = self;
         match front {
@@ -377,8 +376,8 @@ impl UnitControl for VtdPort {
     }
 
     fn has_work(&mut self) -> bool {
-        // Besides what the guest wrote: a fault to tell it of, or a wait whose last lease has
-        // ended.
+        // In addition to the guest's writes: a fault to report to it, or a wait whose last
+        // lease has ended.
         self.unit.needs_step()
             || match &self.front {
                 Front::Trap => false,
@@ -405,10 +404,10 @@ impl UnitControl for VtdPort {
     }
 }
 
-/// Forgets what was due once it has come, or for too long not; until then gives the CPU away after
-/// each look. The kernel likes to put a thread that it wakes on the CPU of its waker, where it
-/// would wait for our time slice to end: on two CPUs with other load, a wake-up took 0.5 to 7 ms
-/// without this and 0.2 to 3 ms with it. On a CPU of its own a sidecore is back at once.
+/// Clears the due stores once they have arrived, or after [`DUE_LIMIT`]; until then yields the CPU
+/// after each check. The kernel tends to put a thread that it wakes on the CPU of its waker, where
+/// it would wait for our time slice to end: on two CPUs with other load, a wake-up took 0.5 to 7 ms
+/// without this and 0.2 to 3 ms with it. On a CPU of its own a sidecore resumes at once.
 #[cold]
 fn await_stores(due: &mut Option<Due>, unit: &Unit, now: u64) {
     if let Some(pending) = due {

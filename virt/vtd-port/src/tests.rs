@@ -1,4 +1,4 @@
-//! A store that meets the protected page, with a thread of this process as the vCPU.
+//! A store to the protected page, with a thread of this process as the vCPU.
 
 use guest_mem::{Gpa, GuestRam, RegPage, RegisterPage, SlotMapping};
 use vtd::spec::registers::IQT;
@@ -72,8 +72,8 @@ fn a_store_that_never_comes_is_not_waited_for_for_ever() {
     assert!(due.is_none());
 }
 
-/// Without userfaultfd nothing wakes an owner that sleeps: it may not, and whoever built the
-/// machine can say why.
+/// Without userfaultfd nothing wakes an owner that sleeps: it may not sleep, and `keeps_awake`
+/// returns the reason.
 #[test]
 fn an_owner_that_may_never_sleep_knows_why() {
     let page = RegisterPage::new().unwrap();

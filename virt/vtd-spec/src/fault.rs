@@ -31,7 +31,7 @@ pub struct FaultRecording {
     pub f: bool,
 }
 
-/// Why a request was refused (FR). Open: the constants are those that legacy mode has.
+/// Reason why a request was refused (FR). Not exhaustive: the constants are those of legacy mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FaultReason(pub u8);
 

@@ -8,7 +8,7 @@
 //! not advertised by the unit that is built on this, so its layouts are absent.
 //!
 //! `vtd` re-exports this crate as `vtd::spec`; a guest's driver (`vtd-client`) and a hypervisor on
-//! bare metal (`bin/exitless-hv`) write what the unit reads.
+//! bare metal (`bin/exitless-hv`) write the structures that the unit reads.
 //!
 //! Every field has a golden-word test beside it: a literal worked out from the document goes in and
 //! the field's value comes out, because building and parsing with one type proves nothing about

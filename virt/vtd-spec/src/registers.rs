@@ -200,7 +200,7 @@ pub struct GlobalCommand {
 pub struct GlobalStatus {
     #[bits(23)]
     __: u32,
-    /// CFIS: compatibility-format interrupts are let through.
+    /// CFIS: compatibility-format interrupts are allowed.
     pub cfis: bool,
     /// IRTPS: the interrupt remapping table pointer is set.
     pub irtps: bool,

@@ -1,7 +1,7 @@
 //! Interrupt remapping: entries of the table (§9.10), and messages that name one (§5.1.2).
 //!
 //! A message in remappable format carries no vector and no destination: it names an entry, and the
-//! entry has both, and who may send it.
+//! entry has both, and the permitted sources.
 
 use bitfield_struct::bitfield;
 
@@ -11,12 +11,12 @@ pub const ENTRY_LEN: u64 = 16;
 /// Most entries of a table.
 pub const ENTRIES_MAX: u32 = 1 << 16;
 
-/// What of a message's source is compared (SVT).
+/// Validation of a message's source (SVT).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SourceValidation {
     /// 0: nothing.
     None,
-    /// 1: SID, as far as SQ has it so.
+    /// 1: the bits of SID that SQ selects.
     Requester,
     /// 2: the bus is in the range of SID's bytes.
     Bus,
@@ -77,7 +77,7 @@ pub struct InterruptEntry {
     /// SQ: bits of the function to ignore: none, bit 2, bits 2:1, all three.
     #[bits(2)]
     pub sq: u8,
-    /// SVT: what of the source is compared.
+    /// SVT: validation of the source.
     #[bits(2)]
     pub svt: SourceValidation,
     /// Reserved, must be 0.

@@ -24,7 +24,7 @@ pub struct RootEntry {
     pub rsvd1: u64,
 }
 
-/// What a context entry does with requests (TT).
+/// Treatment of requests by a context entry (TT).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TranslationType {
     /// 0: untranslated requests go through the second-level tables.

@@ -1,4 +1,4 @@
-//! What a unit is made with.
+//! Parameters of a unit.
 
 /// Widest guest address that contexts may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -65,13 +65,13 @@ impl LargePages {
     }
 }
 
-/// What a unit is made with.
+/// Parameters of a unit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     /// Widest guest address.
     pub width: AddressWidth,
-    /// CAP.CM: tell the guest to invalidate after making entries present too. For shadowing only:
-    /// it makes stock Linux strict everywhere.
+    /// CAP.CM: the guest must invalidate after making entries present, too. For shadowing only: it
+    /// makes stock Linux strict everywhere.
     pub caching_mode: bool,
     /// Large pages that tables may have; PS at another level is a reserved bit. A unit whose
     /// mappings are repeated in an IOMMU of the host offers no others than that one has.
@@ -84,7 +84,7 @@ pub struct Config {
     pub fault_records: usize,
     /// Most asynchronous pieces in flight, 0 to [`guest_mem::MAX_LEASES`].
     pub max_leases: usize,
-    /// How long an invalidation may wait for stale leases before
+    /// Longest wait of an invalidation for stale leases before
     /// [`Event::DrainLimit`](crate::Event::DrainLimit), in ns.
     pub drain_limit_ns: u64,
 }

@@ -1,4 +1,4 @@
-//! The ACPI DMAR table (VT-d specification §8.1 to §8.3), which tells the guest where the unit is.
+//! The ACPI DMAR table (VT-d specification §8.1 to §8.3), in which the guest finds the unit.
 //!
 //! One remapping unit per [`Drhd`]. The usual table is one unit with [`Drhd::include_all`] set: it
 //! covers every function that no other unit names, and stands behind those that name some
@@ -15,7 +15,7 @@
 
 use guest_mem::SourceId;
 
-/// What the table says.
+/// Content of the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DmarConfig {
     /// Host address width in bits, 12 to 64: the physical addresses that tables may hold.
@@ -60,7 +60,7 @@ pub struct Drhd {
     pub scopes: Vec<Scope>,
 }
 
-/// What a device scope names.
+/// Type of the device that a device scope names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum ScopeType {
@@ -77,7 +77,7 @@ pub enum ScopeType {
 /// A device scope with a path of one step, which is all a machine with flat buses needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Scope {
-    /// What it names.
+    /// Type of the named device.
     pub kind: ScopeType,
     /// See [`ScopeType`]; 0 for PCI.
     pub enumeration_id: u8,
@@ -86,7 +86,7 @@ pub struct Scope {
 }
 
 impl DmarConfig {
-    /// One unit at `base` that covers every PCI function of segment 0.
+    /// Creates a configuration of one unit at `base` that covers every PCI function of segment 0.
     pub fn single_unit(host_address_width: u8, base: u64) -> Self {
         Self {
             host_address_width,
@@ -100,8 +100,8 @@ impl DmarConfig {
         }
     }
 
-    /// The same with one more unit, at `base`, for these functions of segment 0. It stands in front
-    /// of the unit that covers the rest.
+    /// Adds a unit, at `base`, for these functions of segment 0, in front of the unit that covers
+    /// the rest.
     pub fn with_unit_for(mut self, base: u64, functions: &[SourceId]) -> Self {
         let endpoint = |device: &SourceId| Scope {
             kind: ScopeType::Endpoint,

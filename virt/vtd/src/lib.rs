@@ -7,10 +7,10 @@
 //!
 //! Advertised: 39- and 48-bit guest addresses, 4 KiB / 2 MiB / 1 GiB pages, pass-through contexts,
 //! queued and register-based invalidation by page, domain and globally, draining of reads and
-//! writes, snoop control, fault recording. [`Config`] takes from that what an IOMMU of the host
-//! cannot repeat for an assigned device. Not implemented and not advertised: interrupt remapping
-//! (its place is a module `remap` beside [`mod@unit`]), scalable mode, device TLBs, posted
-//! interrupts, advanced fault logging, protected memory regions.
+//! writes, snoop control, fault recording. [`Config`] turns off the features that an IOMMU of the
+//! host cannot repeat for an assigned device. Not implemented and not advertised: interrupt
+//! remapping (its place is a module `remap` beside [`mod@unit`]), scalable mode, device TLBs,
+//! posted interrupts, advanced fault logging, protected memory regions.
 //!
 //! Modules in reading order:
 //! * [`spec`]: layouts only, a crate of its own.
@@ -19,7 +19,7 @@
 //! * [`front`]: the same engine behind a register page that the guest reads (`logged`) or owns
 //!   (`shared`).
 //! * [`dmar`]: the ACPI table that announces a unit.
-//! * [`saved_state`]: what is kept when a machine is paused.
+//! * [`saved_state`]: the state that is kept when a machine is paused.
 //!
 //! ```
 //! use guest_mem::{Gpa, GuestRam, Iommu, Iova, Perm, PhysMem, SourceId};

@@ -1,17 +1,17 @@
-//! What is kept of a unit while its machine is paused.
+//! State of a unit that is kept while its machine is paused.
 //!
-//! [`SavedUnit`] is plain, versioned and complete: registers as the guest wrote them, what commands
-//! latched from them, and what no register shows (the pending bits and the place of the next
-//! fault).
+//! [`SavedUnit`] is plain, versioned and complete: registers as the guest wrote them, the values
+//! that commands latched from them, and the state that no register shows (the pending bits and the
+//! place of the next fault).
 //!
 //! Derived, and therefore absent:
-//! * IOTLB and context cache: come back cold.
-//! * A parked wait descriptor: IQH stands on it, so it is fetched again.
+//! * IOTLB and context cache: empty after a restore.
+//! * A parked wait descriptor: IQH still points to it, so it is fetched again.
 //! * Leases and awaited tickets: the machine is paused with its devices quiesced, so there are
 //!   none.
 //! * Statistics and the generation: of this process; windows are made anew.
 //!
-//! [`Unit::restore`](crate::Unit::restore) distrusts the state: it comes from a file.
+//! [`Unit::restore`](crate::Unit::restore) checks the state in full, since it comes from a file.
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -41,7 +41,7 @@ pub struct SavedEvent {
 pub struct SavedUnit {
     /// Layout of this structure: [`VERSION`].
     pub version: u32,
-    /// Widest guest address, in bits: 39 or 48. Part of what the guest read in CAP.
+    /// Widest guest address, in bits: 39 or 48. Part of the value that the guest read in CAP.
     pub width: u8,
     /// CAP.CM.
     pub caching_mode: bool,
@@ -87,7 +87,7 @@ pub struct SavedUnit {
     pub completion_event: SavedEvent,
 }
 
-/// Why a saved state was refused.
+/// Reason why a saved state was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum RestoreError {
     /// Written by another version.
@@ -107,7 +107,7 @@ pub enum RestoreError {
     },
 }
 
-/// Refuses what `Unit` could not have saved under `config`.
+/// Refuses a state that `Unit` could not have saved under `config`.
 pub(crate) fn check(config: &Config, saved: &SavedUnit) -> Result<(), RestoreError> {
     if saved.version != VERSION {
         return Err(RestoreError::Version {

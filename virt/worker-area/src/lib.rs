@@ -40,7 +40,7 @@ pub use shape::{MAX_DATA, MAX_SLOTS, Shape, ShapeError, Totals, Window};
 pub use words::Words;
 pub use worker::{FACTS, OpenError, OwnerError, Submission, TEXT_LEN, Worker};
 
-/// What a worker answers about a window.
+/// Verdict of a worker about a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// It is done with this window, and wants the next.

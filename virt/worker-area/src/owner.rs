@@ -76,7 +76,7 @@ pub enum Start {
     Failed(String),
 }
 
-/// What the worker has of a slot.
+/// Part of a slot that the worker has.
 #[derive(Clone, Copy, Debug)]
 struct Out {
     /// Bytes that it may write.

@@ -8,7 +8,7 @@ pub const MAX_SLOTS: u32 = 1024;
 pub const MAX_DATA: u32 = 4 << 20;
 /// Most bytes of a head, and of a foot.
 const MAX_ENDS: u32 = AT_FOOT_OF_SLOT as u32;
-/// What the part of a window that the device writes starts at a multiple of.
+/// Alignment, in bytes, of the part of a window that the device writes.
 const ALIGN: u32 = 64;
 
 /// Sizes of an area, checked.
@@ -20,7 +20,7 @@ pub struct Shape {
     foot: u32,
 }
 
-/// Why there is no such area.
+/// Reason why there is no such area.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ShapeError {
     /// Number of slots.

@@ -18,7 +18,7 @@ pub const FACTS: usize = 7;
 /// Most bytes of the reason why a worker cannot start.
 pub const TEXT_LEN: usize = 1024;
 
-/// Why an area cannot be used.
+/// Reason why an area cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// It cannot be mapped.
@@ -103,7 +103,7 @@ impl Worker<SharedFile> {
         self.words.hva(self.shape.at_data(slot) + at as usize)
     }
 
-    /// What keeps such addresses mapped.
+    /// Returns the handle that keeps such addresses mapped.
     pub fn keep_alive(&self) -> KeepAlive {
         self.words.keep_alive()
     }

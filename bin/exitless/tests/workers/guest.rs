@@ -50,7 +50,7 @@ pub struct Guest {
     pub device: Caged,
     dma: FlatDma,
     out: BTreeMap<u16, Made>,
-    /// What was acknowledged of each sector.
+    /// Contents of each sector as last acknowledged.
     model: Vec<u8>,
 }
 
@@ -58,14 +58,14 @@ impl Guest {
     pub fn start(file: &File, config: WorkerConfig) -> Result<Self> {
         let disk = WorkerDisk {
             program: EXITLESS.into(),
-            name: "image".into(),
+            arguments: Vec::new(),
             file: file.try_clone()?,
             read_only: false,
             direct: false,
             id: "test".into(),
             device: BlkConfig::default(),
         };
-        let mut device = start(disk, config)?;
+        let mut device = start("image".into(), disk, config)?;
         let mem = ArrayMem::new(8 << 20);
         let driver: FakeDriver<ArrayMem> = FakeDriver::new(mem.clone(), Gpa::new(0x1_0000), 0, 256);
         let rings = driver.config();

@@ -239,8 +239,9 @@ fn add_disks<F: Functions, M: Memory<F>>(
                 let name = format!("disk {}", disk.path.display());
                 let queues = disk.queues;
                 if let Some(worker) = disk.worker {
-                    let device =
-                        worker::start(disk.into(), worker).with_context(|| name.clone())?;
+                    let path = disk.path.display().to_string();
+                    let device = worker::start(path, disk.into(), worker);
+                    let device = device.with_context(|| name.clone())?;
                     let function = VirtioFunction::new(parts.bus.reserve()?, device);
                     names.insert(pending.add(function, doorbells(parts, queues)?), name);
                     continue;

@@ -10,7 +10,7 @@ use disk_image::lock::Locking;
 use disk_image::{Backing, ImageDisk, ImageOptions};
 use vio::blk::BlkConfig;
 
-use super::worker::WorkerConfig;
+use super::worker::{self, WorkerConfig};
 use crate::ending::signals;
 use crate::values::block::{self, BlockSpec, all_but};
 use crate::values::keys::Keys;
@@ -114,7 +114,7 @@ impl DiskConfig {
             bail!("--disk: id {id:?} is not 20 printable ASCII characters at most");
         }
         let (worker, on_death) = (keys.take("worker"), keys.take("on-death"));
-        let worker = of_disk(WorkerConfig::check(worker, on_death))?;
+        let worker = of_disk(worker::check(worker, on_death))?;
         if worker.is_some() && format != Format::Raw {
             bail!("--disk: worker is for raw files: a worker opens no backing file yet");
         }

@@ -24,7 +24,7 @@ impl From<DiskConfig> for WorkerDisk {
             device: disk.device(),
             // This program, also if its file is gone.
             program: "/proc/self/exe".into(),
-            name: disk.path.display().to_string(),
+            arguments: Vec::new(),
             file: disk.file,
             read_only: disk.read_only,
             direct: disk.direct,

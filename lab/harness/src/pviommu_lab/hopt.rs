@@ -15,7 +15,7 @@ use std::fmt::Write;
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use super::KERNEL;
@@ -216,12 +216,13 @@ fn first_touches(host: &Host, row: &Row) -> Result<Counts> {
 }
 
 fn waits(host: &Host, row: &Row) -> Result<Counts> {
+    // The node is held open: closing it for the last time would write its pages at once.
     let disk = workloads::disk_node(Mode::Virtio, 0);
     let queue = disk.replace("/dev/", "/sys/block/") + "/queue";
     let vm = "/proc/sys/vm";
     let script = format!(
         "echo 0 > {vm}/dirty_writeback_centisecs; echo 90 > {vm}/dirty_ratio; echo 80 > {vm}/dirty_background_ratio; \
-         echo 4 > {queue}/max_sectors_kb; dd if=/dev/urandom of={disk} bs=64k count={} 2>/dev/null && \
+         echo 4 > {queue}/max_sectors_kb; exec 9<>{disk} && dd if=/dev/urandom of={disk} bs=64k count={} 2>/dev/null && \
          dd if=/dev/zero of=/tmp/others bs=1M count={OTHERS} 2>/dev/null && \
          workload marker 1 && sync && workload marker 2",
         PAGES / 16
@@ -243,7 +244,9 @@ fn counts(outcome: crate::system::guest::Outcome, operations: u32) -> Result<Cou
         .windows()
         .try_into()
         .context("one window in the ledger")?;
-    Counts::of(window, &outcome.ledger["whole"], operations)
+    let counts = Counts::of(window, &outcome.ledger["whole"], operations)?;
+    ensure!(counts.maps > 0.0, "no page was mapped in the window");
+    Ok(counts)
 }
 
 /// Returns what the hints save: faults of the sidecore, and waits of devices, in percent of those

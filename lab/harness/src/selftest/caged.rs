@@ -1,11 +1,17 @@
 //! Guests of disks whose device models are processes of their own.
 
+use std::time::{Duration, Instant};
+
 use anyhow::{Context, Result, ensure};
 
 use super::case::Case;
 use super::machine::{Machine, check_pattern, mixed_summary, with_disk};
 use crate::system::guest::{Driver, Guest, Mode, Outcome};
+use crate::system::host::Host;
 use crate::system::workloads;
+
+/// Time for which a worker is stopped.
+const STOPPED: Duration = Duration::from_secs(10);
 
 /// Cases of `make test`.
 pub(super) fn quick() -> Vec<Case> {
@@ -32,6 +38,18 @@ fn verdict(outcome: &Outcome) -> Result<String> {
     mixed_summary(outcome)
 }
 
+/// Sends the one worker on the host a signal.
+fn signal_worker(host: &Host, signal: &str) -> Result<()> {
+    // The pattern does not match the shell that has it.
+    let sent = host.script(&format!(
+        "for process in /proc/[0-9]*; do if grep -q 'device[-]worker' $process/cmdline; \
+         then kill -{signal} ${{process#/proc/}} && echo sent; fi; done 2>/dev/null"
+    ))?;
+    let count = sent.lines().count();
+    ensure!(count == 1, "{count} workers for SIG{signal}");
+    Ok(())
+}
+
 fn without_iommu(seconds: u32) -> Case {
     Case::new(name(seconds, "no IOMMU"), move |host| {
         let guest = Guest::new(Mode::None, script(Mode::None, seconds));
@@ -41,15 +59,58 @@ fn without_iommu(seconds: u32) -> Case {
     })
 }
 
+/// The worker is stopped for [`STOPPED`] under I/O. Requests of another disk, each of which ends with
+/// an unmap that is waited for, go on meanwhile; those of the caged disk wait, and end after that.
 fn behind_vtd(seconds: u32) -> Case {
+    /// Says that the caged disk has I/O, and counts runs of I/O on the other one.
+    const BESIDE: &str = "beside the caged disk:";
     let machine = Machine::new(Mode::Logged, 1, true);
-    Case::new(name(seconds, &machine.name()), move |host| {
-        let guest = machine.guest(&script(Mode::Logged, seconds));
-        let mut guest = with_disk(guest, host, ",worker=on")?;
+    let name = name(seconds, &machine.name());
+    let stopped = STOPPED.as_secs();
+    let name = format!("{name}; its worker stopped for {stopped} s, beside another disk");
+    Case::new(name, move |host| {
+        let [caged, other] = [0, 1].map(|index| workloads::disk_node(Mode::Logged, index));
+        let pattern = check_pattern(&caged);
+        let seconds = u64::from(seconds) + stopped;
+        let script = format!(
+            "{pattern} && {{ workload mixed {caged} --seconds {seconds} --seed 7 --depth 8 >/log & \
+             worker=$!; of=0; \
+             while [ -d /proc/$worker ]; do \
+             workload mixed {other} --seconds 1 --seed 8 --depth 4 >/other || break; \
+             of=$((of + 1)); echo {BESIDE} $of; done; \
+             wait $worker && cat /log; }}"
+        );
+        let guest = with_disk(machine.guest(&script), host, ",worker=on")?;
+        let mut guest = with_disk(guest, host, "")?;
         guest.idle = "adaptive";
-        let outcome = guest.run(host)?;
+        guest.limit *= 2;
+        let mut running = guest.spawn(host)?;
+        running.wait_for(&format!("{BESIDE} 1"))?;
+        signal_worker(host, "STOP")?;
+        let ends = Instant::now() + STOPPED;
+        // The first is the run under way.
+        let mut beside = 0;
+        while running.writes_within(
+            ends.saturating_duration_since(Instant::now()),
+            &format!("{BESIDE} {}", beside + 2),
+        )? {
+            beside += 1;
+        }
+        signal_worker(host, "CONT")?;
+        let outcome = running.wait()?;
         machine.check(&outcome)?;
-        verdict(&outcome)
+        // The run under way when it was stopped, and one whole.
+        ensure!(
+            beside >= 2,
+            "{beside} runs on the other disk in {stopped} s beside a stopped worker\n{}",
+            outcome.tail()
+        );
+        let overdue = "an unmap waits for a request that does not end";
+        ensure!(!outcome.log.contains(overdue), "{}", outcome.tail());
+        let summary = verdict(&outcome)?;
+        Ok(format!(
+            "{summary}; {beside} runs beside the stopped worker"
+        ))
     })
 }
 
@@ -67,4 +128,5 @@ fn behind_virtio(seconds: u32) -> Case {
         );
         verdict(&outcome)
     })
+    .with_guests(None)
 }

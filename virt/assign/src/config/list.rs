@@ -1,5 +1,4 @@
-//! Capability lists of a device, which may be anything: a walk with a bound, and what was found on
-//! it.
+//! Capability lists of a device, which may hold any bytes: a bounded walk, and its findings.
 
 use super::seen::Space;
 

@@ -1,4 +1,4 @@
-//! The table of capabilities: which a guest sees, and as what.
+//! Table of the capabilities that a guest sees, and their treatment.
 //!
 //! Capabilities that are not in the table are hidden.
 
@@ -106,7 +106,7 @@ pub const SEEN: &[Row] = &[
     standard(0x07, "PCI-X", "PCI-X 2.0", Hidden("obsolete")),
     standard(0x08, "HyperTransport", "PCI Local Bus 3.0 H", Hidden(LINK)),
     // Virtio drivers find their registers by it. Read only also where virtio has a window to write
-    // through (`VIRTIO_PCI_CAP_PCI_CFG`): that reaches BARs without meeting what traps there.
+    // through (`VIRTIO_PCI_CAP_PCI_CFG`): that reaches BARs without a trap.
     standard(0x09, "vendor-specific", "§7.9.4", ReadOnly),
     standard(
         0x0a,

@@ -1,4 +1,4 @@
-//! Whether the mappings of the book still stand in the tables.
+//! Check of the mappings of the book against the guest's tables.
 
 use guest_mem::{Budget, Found, Iommu, Next, PAGE_SIZE, PhysMem, Stop};
 
@@ -6,14 +6,14 @@ use super::{Pause, Phase, Shadow, TOGETHER, Task, iova};
 use crate::calls::{Caller, MOST};
 use crate::container_mappings::Mapping;
 
-/// How far a check is.
+/// Progress of a check.
 #[derive(Debug)]
 pub(super) struct Check {
-    /// Pages told, first and last.
+    /// First and last page of the invalidation.
     told: (u64, u64),
-    /// The next page of the book to look at.
+    /// Next page of the book to check.
     next: u64,
-    /// What is gone is unmapped before the invalidation completes, under every policy.
+    /// Mappings that are gone are unmapped before the invalidation completes, under every policy.
     at_once: bool,
     looking: Option<Looking>,
     /// Gone, and not yet dealt with: those that are unmapped before the invalidation completes, and
@@ -24,7 +24,7 @@ pub(super) struct Check {
     cut: Vec<(u64, u64)>,
 }
 
-/// A mapping that is being looked at.
+/// A mapping that is being checked.
 #[derive(Clone, Copy, Debug)]
 struct Looking {
     mapping: Mapping,
@@ -37,7 +37,7 @@ struct Looking {
 }
 
 impl Check {
-    /// Of these pages, first and last.
+    /// Creates a check of the pages `first..=last`.
     pub(super) fn of(first: u64, last: u64, at_once: bool) -> Self {
         Self {
             told: (first, last),
@@ -104,7 +104,7 @@ impl<C: Caller> Shadow<C> {
             let looked = self.look_at(&mut looking, unit, mem, budget);
             if looked.is_err() {
                 check.looking = Some(looking);
-                // What is gone already need not wait for the rest.
+                // Mappings found gone need not wait for the rest of the check.
                 self.deal_with(check, task)?;
                 return looked;
             }
@@ -176,7 +176,7 @@ impl<C: Caller> Shadow<C> {
         Ok(())
     }
 
-    /// Unmaps what is gone, or keeps it as the policy has it.
+    /// Unmaps mappings that are gone, or keeps them as the policy prescribes.
     fn deal_with(&mut self, check: &mut Check, task: &mut Task) -> Result<(), Pause> {
         if check.gone_at_once.is_empty() && check.gone_by_policy.is_empty() {
             return Ok(());
@@ -192,14 +192,14 @@ impl<C: Caller> Shadow<C> {
     }
 }
 
-/// Whether what was found is as the mapping has it.
+/// Returns whether `found` equals the part of `mapping` at its IOVA.
 fn is_part(mapping: &Mapping, found: &Found) -> bool {
     let at = found.iova.raw() / PAGE_SIZE;
     let gpa = mapping.gpa.wrapping_add(at.wrapping_sub(mapping.first));
     found.gpa.raw() == gpa.wrapping_mul(PAGE_SIZE) && access_of(found) == Some(mapping.access)
 }
 
-/// What the device may do there; `None`: nothing.
+/// Returns the access that the device has there; `None`: no access.
 pub(super) fn access_of(found: &Found) -> Option<dma_map::iova::Access> {
     use dma_map::iova::Access;
     match (found.can_read, found.can_write) {

@@ -13,26 +13,27 @@ use crate::policy::HostPolicy;
 /// Pages of one mapping where all of RAM is mapped: 64 MiB.
 const ALL_SLICE: u64 = (64 << 20) / PAGE_SIZE;
 
-/// How far a fill is.
+/// Progress of a fill.
 #[derive(Debug)]
 pub(super) struct Fill {
     from: From,
-    /// Neighbours that were found, not yet mapped: what continues them joins them.
+    /// Adjacent pages that were found and are not yet mapped: a page that continues them joins the
+    /// run.
     run: Option<Mapping>,
-    /// That run is at its end.
+    /// That run has ended.
     is_cut_off: bool,
 }
 
 #[derive(Debug)]
 enum From {
-    /// The tables: pages left to be looked at, first and last, the last range first.
+    /// The tables: ranges of pages left to visit, first and last page, the last range first.
     Tables(Vec<(u64, u64)>),
     /// All of RAM, from this page of guest memory on.
     Ram(u64),
 }
 
 impl Fill {
-    /// What the tables have in these pages, first and last.
+    /// Creates a fill from the tables in these ranges of pages, each a first and last page.
     pub(super) fn of_tables(ranges: Vec<(u64, u64)>) -> Self {
         Self {
             from: From::Tables(ranges),
@@ -52,7 +53,7 @@ impl Fill {
 }
 
 impl<C: Caller> Shadow<C> {
-    /// Maps what is found.
+    /// Maps the mappings that it finds.
     pub(super) fn fill<I: Iommu, M: PhysMem>(
         &mut self,
         task: &mut Task,
@@ -96,7 +97,7 @@ impl<C: Caller> Shadow<C> {
                 }
                 None => fill.run = Some(found),
                 Some(_) => {
-                    // It goes on behind the one that was found when the run before it is mapped.
+                    // The search continues behind `found` once the run before it is mapped.
                     self.map_run(&mut fill.run, task, mem, budget)
                         .inspect_err(|_| {
                             fill.is_cut_off = true;
@@ -108,7 +109,7 @@ impl<C: Caller> Shadow<C> {
         }
     }
 
-    /// The next mapping of the tables, or a part of one; `None` at the end.
+    /// Returns the next mapping of the tables, or a part of one; `None` at the end.
     fn next_of_tables<I: Iommu, M: PhysMem>(
         &mut self,
         ranges: &mut Vec<(u64, u64)>,
@@ -116,7 +117,7 @@ impl<C: Caller> Shadow<C> {
         mem: &M,
         budget: &mut Budget,
     ) -> Result<Option<Mapping>, Pause> {
-        // Each turn moves on in a range, or ends one.
+        // Each turn advances in a range, or ends one.
         while let Some((first, last)) = ranges.last_mut() {
             if budget.is_spent() {
                 return Err(Pause::Budget);
@@ -151,9 +152,8 @@ impl<C: Caller> Shadow<C> {
         Ok(None)
     }
 
-    /// Maps a run: what of it is live already stays, what is stale is found again or goes first,
-    /// what is not memory or not allowed is refused. What is left of the run when this pauses stays
-    /// in it.
+    /// Maps a run. Its parts that are live already stay; stale ones are revived or torn down first;
+    /// parts outside RAM or not allowed are refused. When this pauses, `run` is the rest.
     fn map_run<M: PhysMem>(
         &mut self,
         run: &mut Option<Mapping>,
@@ -181,7 +181,7 @@ impl<C: Caller> Shadow<C> {
         Ok(())
     }
 
-    /// Deals with the first pages of a run; how many.
+    /// Handles the first pages of a run; returns their number.
     fn map_some<M: PhysMem>(
         &mut self,
         run: Mapping,
@@ -226,8 +226,8 @@ impl<C: Caller> Shadow<C> {
         Ok(pages)
     }
 
-    /// What is wanted is stale, or overlaps what is: found again if it is the same, else torn down
-    /// first. Pages dealt with.
+    /// Handles a wanted mapping that overlaps the stale mapping `stale`: if it is the same, the
+    /// stale one is revived, else it is torn down first. Returns the number of pages handled.
     fn meet_stale(&mut self, wanted: &Mapping, stale: &Mapping) -> u64 {
         let is_same = stale.first == wanted.first
             && stale.gpa == wanted.gpa
@@ -260,7 +260,8 @@ impl<C: Caller> Shadow<C> {
         self.submit(call, HostCall::Map(mapping, was_refused))
     }
 
-    /// The host has refused a map. Where it is full, what is stale goes, and it is asked once more.
+    /// Handles a map that the host has refused. If a limit is reached, stale mappings are torn
+    /// down, and the map is submitted once more.
     #[cold]
     pub(super) fn map_refused<M: PhysMem>(
         &mut self,
@@ -274,7 +275,7 @@ impl<C: Caller> Shadow<C> {
         if may_go {
             let stale = self.book.some_stale(usize::MAX);
             self.tear_down_stale(stale);
-            // It is in use, so it is there.
+            // It is in use, so it is present.
             if let Ok(memory) = memory_of(&mapping, mem) {
                 let id = self.ask_to_map(mapping, memory, true);
                 if let Some(task) = self.tasks.front_mut() {
@@ -323,8 +324,8 @@ fn memory_of<M: PhysMem>(mapping: &Mapping, mem: &M) -> MemAccess<Pinned> {
     Pinned::ask(mem, gpa, len, intent)
 }
 
-/// Of `pages` pages from `first` on, those that lie in one of the sorted `runs` (first page, pages)
-/// or in none: how many are alike, and whether they do.
+/// Returns the number of the `pages` pages from `first` on that lie alike in one of the sorted
+/// `runs` (first page, pages) or in none, and whether they lie in one.
 fn part(runs: &[(u64, u64)], first: u64, pages: u64) -> (u64, bool) {
     let behind = runs.partition_point(|(at, _)| *at <= first);
     let inside = behind.checked_sub(1).map(|at| runs[at]);
@@ -338,7 +339,7 @@ fn part(runs: &[(u64, u64)], first: u64, pages: u64) -> (u64, bool) {
     ((next - first).min(pages), false)
 }
 
-/// Whether `next` goes on where `run` ends.
+/// Returns whether `next` begins where `run` ends.
 fn continues(run: &Mapping, next: &Mapping) -> bool {
     run.first + run.pages == next.first
         && run.gpa + run.pages == next.gpa

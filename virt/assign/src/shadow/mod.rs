@@ -1,41 +1,43 @@
-//! The shadow of one device's mappings: what its guest maps, its container maps, and nothing else.
+//! Shadow of one device's mappings: its container maps exactly what its guest maps.
 //!
 //! ```text
-//! Function::invalidated ─ task, hold ─▶ look: what is the device attached to? (context entries)
-//!                                        │ a domain               │ nothing              │ pass-through
-//!                                        ▼                        ▼                      ▼
-//!                     check: each mapping of the book    tear all down            tear down, map all of RAM
-//!                     against the tables ─▶ gone: stale, or unmapped
-//!                                        ▼
-//!                     fill: each mapping of the tables that the book lacks ─▶ host memory ─▶ *into the book* ─▶ map
-//!                                        ▼
-//!                     settle: the calls are over ─▶ Effects::release(hold)
+//! Function::invalidated ─ task, hold ─▶ begin: read the device's attachment (context entries)
+//!              │ a domain                            │ nothing          │ pass-through
+//!              ▼                                     ▼                  ▼
+//!      check: each mapping of the book         tear all down      tear down, map all of RAM
+//!      against the tables ─▶ gone: stale, or unmapped
+//!              ▼
+//!      fill: each mapping of the tables that the book lacks
+//!              ─▶ host memory ─▶ *into the book* ─▶ map
+//!              ▼
+//!      settle: the calls have returned ─▶ Effects::release(hold)
 //! ```
 //!
-//! **Order.** Map: walk, host memory until it is there, *book* (from here a page is in use), call,
-//! release. Unmap: call returned and complete, *only then* out of the book, release. Otherwise a
-//! page would be evicted under a device. Checks come before fills, so that an IOVA which the guest
-//! maps to something else has gone by then; calls are made in the order in which they were asked
-//! for ([`calls`](crate::calls)).
+//! **Order.** Map: walk, wait for host memory, *book* (from here a page is in use), call, release.
+//! Unmap: call returned and complete, *only then* out of the book, release. Otherwise a page would
+//! be evicted under a device. Checks come before fills, so that an IOVA which the guest maps to
+//! something else has been unmapped by then; calls are made in the order of submission
+//! ([`calls`](crate::calls)).
 //!
-//! **The exact difference.** Linux tells a map and an unmap alike, in aligned powers of two, of a
-//! whole domain, or of everything; so what is told is where to look, and the tables say what is
-//! there. A mapping of type 1 goes as a whole: where a guest unmaps a part of one (halves of a
-//! large page), it is unmapped, the rest is mapped again, and that domain goes on in pages of 4
-//! KiB. Mappings are one for each run that one invalidation made, never merged across them. What
-//! leaves together shares one call.
+//! **The exact difference.** Linux invalidates alike after a map and after an unmap: in aligned
+//! powers of two, of a whole domain, or of everything. So an invalidation only says where to look,
+//! and the tables say what is mapped there. A mapping of type 1 is unmapped as a whole: where a
+//! guest unmaps a part of one (halves of a large page), it is unmapped, the rest is mapped again,
+//! and that domain continues in pages of 4 KiB. Each run that one invalidation made is one mapping,
+//! never merged across invalidations. Mappings that are unmapped together share one call.
 //!
 //! **Slices.** Each poll has a budget; a table walk, the check of a large mapping and a replay of
-//! all of a guest's tables go on where they were. A table that changes under a walk is the guest's
-//! affair: each entry is read once, and the guest has to invalidate again.
+//! all of a guest's tables resume where they stopped. If the guest changes a table during a walk,
+//! it has to invalidate again: each entry is read once.
 //!
-//! **Failure.** A map that is refused has its WAIT, out of the device's reach, counted, with one
-//! line for the user. An unmap that failed, or did less than the book says, or takes longer than a
-//! hold may: the device must not reach memory any more, so its bus mastering goes off and the
-//! device is let go of (the function does that: [`Shadow::take_failure`]), then the container is
-//! closed, by force if its mappings cannot be ended otherwise, and only then WAITs complete.
+//! **Failure.** A map that is refused completes its WAIT; its pages stay out of the device's reach,
+//! are counted, and the user gets one line. If an unmap failed, or did less than the book says, or
+//! takes longer than a hold may, the device must not reach memory any more: its bus mastering goes
+//! off and the device is released (the function does that: [`Shadow::take_failure`]), then the
+//! container is closed, by force if its mappings cannot be ended otherwise, and only then WAITs
+//! complete.
 //!
-//! Bounds: `TASKS` (64) tasks (more are joined to one that looks at everything), twice as many
+//! Bounds: `TASKS` (64) tasks (more are joined to one that checks everything), twice as many
 //! holds, [`calls::MOST`](crate::calls::MOST) calls under way, `TOGETHER` (1,024) mappings in a
 //! call, as many mappings as the container has (65,535).
 
@@ -59,7 +61,7 @@ use crate::reach::Reach;
 use check::Check;
 use fill::Fill;
 
-/// Invalidations that are looked at one by one.
+/// Most invalidations that are handled one by one.
 const TASKS: usize = 64;
 /// Mappings that one call ends.
 const TOGETHER: usize = 1024;
@@ -68,7 +70,7 @@ const SLICE: u64 = 20_000;
 /// Last page of any IOVA.
 const LAST_PAGE: u64 = u64::MAX / PAGE_SIZE;
 
-/// What a shadow is made with.
+/// Parameters of a shadow.
 #[derive(Clone, Debug)]
 pub struct Limits {
     /// RAM of the guest: first page and pages, sorted.
@@ -81,25 +83,25 @@ pub struct Limits {
     pub maps_while_off: bool,
 }
 
-/// What the device reaches.
+/// Memory that the device reaches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// Nothing.
+    /// No memory.
     Nothing,
     /// All of RAM.
     All,
-    /// What the tables of this domain map.
+    /// The memory that the tables of this domain map.
     Domain(u32),
 }
 
-/// What a shadow has done.
+/// Counters of a shadow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Invalidations of pages of its domain.
     pub pages_told: u64,
-    /// Of the domain.
+    /// Invalidations of the whole domain.
     pub domains_told: u64,
-    /// Of what requesters are attached to, and of everything.
+    /// Invalidations of context entries, and of everything.
     pub others_told: u64,
     /// Calls that map, refused ones included.
     pub maps: u64,
@@ -129,36 +131,36 @@ pub struct Counts {
     pub longest_call_ns: u64,
 }
 
-/// What an invalidation asks to be looked at.
+/// Scope of an invalidation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum What {
     /// Pages of the domain, first and last.
     Pages(u64, u64),
-    /// Whether the device is attached to something else.
+    /// The attachment of the device.
     Attachment,
-    /// The same, and all that it is attached to.
+    /// The attachment, and all mappings.
     Everything,
 }
 
-/// How far a task is.
+/// Phase of a task.
 #[derive(Debug)]
 enum Phase {
     Begin,
-    /// Everything goes, for this.
+    /// All mappings are unmapped, for this mode.
     TearDown(Mode),
     Check(Check),
     Fill(Fill),
-    /// Done but for calls.
+    /// Done but for calls under way.
     Settle,
 }
 
-/// What follows from an invalidation, or several.
+/// Work caused by one invalidation, or several.
 #[derive(Debug)]
 struct Task {
     what: What,
     holds: Vec<HoldId>,
     phase: Phase,
-    /// The last call that has to be over.
+    /// The last call that has to return before the task is done.
     until: Option<CallId>,
     /// First pages of mappings that are stale once the holds are released.
     kept: Vec<u64>,
@@ -181,7 +183,7 @@ impl Task {
 struct UnderWay {
     id: CallId,
     what: HostCall,
-    /// When it was asked for, ns.
+    /// Time of submission, in ns.
     since: u64,
 }
 
@@ -195,21 +197,21 @@ enum HostCall {
     Close,
 }
 
-/// Whether the container is there.
+/// State of the container.
 #[derive(Debug, PartialEq, Eq)]
 enum State {
     Open,
-    /// Nothing more is asked of it; the device is yet to be cut off.
+    /// No more calls are submitted; the device is yet to be cut off.
     Failed,
     Closing,
     Closed,
 }
 
-/// Why a task does not go on.
+/// Reason why a task pauses.
 enum Pause {
     /// The budget is spent.
     Budget,
-    /// A call, or memory.
+    /// The task waits for a call, or for memory.
     Wait,
 }
 
@@ -221,9 +223,9 @@ pub struct Shadow<C> {
     caller: C,
     book: ContainerMappings,
     mode: Mode,
-    /// Translation is off, and the device reaches nothing therefore.
+    /// Translation is off, and therefore the device reaches nothing.
     is_off: bool,
-    /// A guest has cut a mapping of this domain: each page is one of its own.
+    /// The guest has cut a mapping of this domain: each page is a mapping of its own.
     is_granular: bool,
     tasks: VecDeque<Task>,
     calls: VecDeque<UnderWay>,
@@ -235,7 +237,7 @@ pub struct Shadow<C> {
     state: State,
     is_resetting: bool,
     failure: Option<String>,
-    /// Kinds of refusals that the log has had.
+    /// Kinds of refusals that were logged.
     said: LoggedOnce,
     /// A hold has lasted for too long: calls that unmap are watched.
     overdue: bool,
@@ -254,8 +256,8 @@ struct LoggedOnce {
 }
 
 impl<C: Caller> Shadow<C> {
-    /// The shadow of what `source` is attached to, empty, with calls made by `caller`. Its pages
-    /// are in use in `reach`.
+    /// Creates an empty shadow of the attachment of `source`, with calls made by `caller`. Its
+    /// pages are in use in `reach`.
     pub fn new(
         source: SourceId,
         limits: Limits,
@@ -288,8 +290,8 @@ impl<C: Caller> Shadow<C> {
         }
     }
 
-    /// The unit invalidates. It is looked at by the polls that follow, and held until they are
-    /// done.
+    /// Notifies the shadow of an invalidation. The following polls handle it, and it is held until
+    /// they are done.
     pub fn told(&mut self, what: &Invalidation, hold: HoldId) -> Hold {
         let what = match what.scope {
             Scope::Interrupts => return Hold::No,
@@ -331,8 +333,8 @@ impl<C: Caller> Shadow<C> {
     }
 
     fn add_task(&mut self, what: What, hold: HoldId) -> Hold {
-        // One that has not begun and looks at the same, or at more. Its hold keeps this
-        // invalidation's WAIT, too: a hold for each would be a list that a guest makes grow.
+        // A task that has not begun and has the same scope, or a larger one. Its hold keeps this
+        // invalidation's WAIT, too: with a hold for each, a guest could make the list grow.
         if let Some(last) = self.tasks.back_mut()
             && matches!(last.phase, Phase::Begin)
             && (last.what == what || last.what == What::Everything)
@@ -345,7 +347,7 @@ impl<C: Caller> Shadow<C> {
         }
         let mut new = Task::new(what, vec![hold]);
         if self.tasks.len() >= TASKS {
-            // All that have not begun are one, that looks at everything.
+            // All tasks that have not begun become one that checks everything.
             new.what = What::Everything;
             let mut holds = Vec::new();
             self.tasks.retain_mut(|task| {
@@ -361,14 +363,14 @@ impl<C: Caller> Shadow<C> {
         Hold::Yes
     }
 
-    /// A hold of this shadow has lasted for too long. A call that has been under way since then is
-    /// not waited for any longer.
+    /// Notifies the shadow that one of its holds has lasted for too long. From then on the
+    /// duration of calls that unmap is limited.
     pub fn hold_overdue(&mut self) {
         self.overdue = true;
     }
 
-    /// Looks at the device's attachment without having been told: at its start, and after a reset
-    /// of its function.
+    /// Reads the device's attachment without an invalidation: at the start, and after a reset of
+    /// the function.
     pub fn look(&mut self) {
         if self.state == State::Open {
             let task = Task::new(What::Everything, Vec::new());
@@ -376,15 +378,15 @@ impl<C: Caller> Shadow<C> {
         }
     }
 
-    /// Another policy from now on. What is stale under the last one is torn down.
+    /// Sets the policy. Mappings that are stale under the former one are torn down.
     pub fn set_policy(&mut self, policy: HostPolicy) {
-        // Once the container is being closed, that ends what is stale.
+        // Closing the container ends all stale mappings.
         if self.state != State::Open {
             return;
         }
         let stale = self.book.some_stale(usize::MAX);
         self.tear_down_stale(stale);
-        // They were the last policy's.
+        // They count for the former policy.
         for call in &mut self.calls {
             if let HostCall::Unmap(mappings) = &mut call.what {
                 for since in mappings.iter_mut().filter_map(|(_, since)| since.take()) {
@@ -396,7 +398,7 @@ impl<C: Caller> Shadow<C> {
         self.account = Account::default();
     }
 
-    /// Has the device reset, behind the calls under way. Its mappings stay.
+    /// Resets the device, after the calls under way. Its mappings stay.
     pub fn reset_device(&mut self) {
         if self.state == State::Open && !self.is_resetting {
             self.is_resetting = true;
@@ -409,7 +411,7 @@ impl<C: Caller> Shadow<C> {
         self.is_resetting
     }
 
-    /// It ends: everything is torn down, by closing the container.
+    /// Ends the shadow: tears everything down by closing the container.
     pub fn end(&mut self) {
         self.close();
     }
@@ -419,20 +421,20 @@ impl<C: Caller> Shadow<C> {
         self.state == State::Closed
     }
 
-    /// What `ticket` stood for has happened.
+    /// Notifies the shadow that `ticket` is done.
     pub fn ticket_done(&mut self, ticket: Ticket) {
         if self.awaited == Some(ticket) {
             self.awaited = None;
         }
     }
 
-    /// Why the device has to be cut off, once: who takes this turns its bus mastering off, lets go
-    /// of it, and then [ends](Self::end) this.
+    /// Takes the reason why the device has to be cut off, once. The caller turns bus mastering off,
+    /// releases the device, and then [ends](Self::end) the shadow.
     pub fn take_failure(&mut self) -> Option<String> {
         self.failure.take()
     }
 
-    /// A bounded batch of work.
+    /// Does a bounded batch of work.
     pub fn poll<I: Iommu, M: PhysMem, E>(
         &mut self,
         unit: &I,
@@ -495,7 +497,7 @@ impl<C: Caller> Shadow<C> {
         }
     }
 
-    /// When it must be polled again although nothing has come, ns.
+    /// Returns the time of the next poll that is due without an event, in ns.
     pub fn deadline(&self) -> Option<u64> {
         if self.state != State::Open {
             return None;
@@ -505,7 +507,7 @@ impl<C: Caller> Shadow<C> {
         expiry.into_iter().chain(self.call_limit()).min()
     }
 
-    /// Readable when a call is over.
+    /// Returns a descriptor that is readable when a call has returned.
     pub fn wake_fd(&self) -> Option<RawFd> {
         self.caller.wake_fd()
     }
@@ -520,7 +522,7 @@ impl<C: Caller> Shadow<C> {
         &self.book
     }
 
-    /// What the device reaches.
+    /// Returns the memory that the device reaches.
     pub fn mode(&self) -> Mode {
         self.mode
     }
@@ -535,7 +537,7 @@ impl<C: Caller> Shadow<C> {
         self.policy
     }
 
-    /// What was stale, beside what the policy promises.
+    /// Returns the account of stale mappings together with the bounds of the policy.
     pub fn risk(&self) -> Risk {
         self.account.risk(&self.policy)
     }
@@ -574,7 +576,7 @@ impl<C: Caller> Shadow<C> {
         }
     }
 
-    /// What a task begins with.
+    /// Determines the first phase of a task.
     fn begin<I: Iommu, M: PhysMem>(
         &mut self,
         task: &mut Task,
@@ -611,8 +613,9 @@ impl<C: Caller> Shadow<C> {
         let has_old = old != mode && self.book.stale() > 0;
         Ok(match mode {
             _ if old == mode && what == What::Attachment => Phase::Settle,
-            // Between two domains what both map stays, and what the new one lacks goes at once.
-            // With stale mappings of the old one, everything goes first.
+            // From one domain to another, mappings of both stay, and those that the new one lacks
+            // are unmapped at once. If the old one has stale mappings, everything is unmapped
+            // first.
             Mode::Domain(_) if old != Mode::All && !has_old => {
                 Phase::Check(Check::of(0, LAST_PAGE, old != mode))
             }
@@ -638,7 +641,7 @@ impl<C: Caller> Shadow<C> {
         Mode::All
     }
 
-    /// A task is over: its invalidations complete.
+    /// Finishes a task: its invalidations complete.
     fn finish<E>(&mut self, task: Task, out: &mut Effects<E>) {
         for first in task.kept {
             if self.book.count_stale(first) {
@@ -657,7 +660,7 @@ impl<C: Caller> Shadow<C> {
         }
     }
 
-    /// Whether a call is over.
+    /// Returns whether a call has returned.
     fn is_over(&self, until: Option<CallId>) -> bool {
         match (until, self.calls.front()) {
             (Some(until), Some(front)) => front.id > until,
@@ -682,7 +685,7 @@ impl<C: Caller> Shadow<C> {
     /// Takes calls that are over.
     fn take_done<M: PhysMem>(&mut self, mem: &M) -> Progress {
         let mut progress = Progress::Idle;
-        // As many as were asked for.
+        // Up to the number of calls under way.
         while !self.calls.is_empty()
             && let Some(done) = self.caller.take()
         {
@@ -716,7 +719,7 @@ impl<C: Caller> Shadow<C> {
             }
             (HostCall::Close, Ok(())) => self.closed(),
             (HostCall::Close, Err(refusal)) => {
-                // Its pages stay in use, and what waits for them waits.
+                // Its pages stay in use, and the tasks that wait for them keep waiting.
                 tracing::error!(device = %self.source, "what was mapped for the device stays in its reach: {}", refusal.text);
             }
         }

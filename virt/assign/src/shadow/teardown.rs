@@ -7,12 +7,12 @@ use crate::calls::{Call, CallId, Caller, MOST};
 use crate::container_mappings::Mapping;
 use crate::policy::HostPolicy;
 
-/// How long a call that unmaps may take once a hold is overdue, ns.
+/// Limit on the duration of a call that unmaps, once a hold is overdue, in ns.
 const CALL_LIMIT: u64 = 1_000_000_000;
 
 impl<C: Caller> Shadow<C> {
-    /// Ends mappings that the guest has unmapped: the first list before the task is over, the
-    /// second as the policy has it.
+    /// Ends mappings that the guest has unmapped: the first list before the task is done, the
+    /// second as the policy prescribes.
     pub(super) fn unmap(
         &mut self,
         at_once: Vec<Mapping>,
@@ -60,8 +60,8 @@ impl<C: Caller> Shadow<C> {
             }
         }
         let waits = !waited.is_empty();
-        // One list: what is in no call yet and in no book any more must not lie between two of a
-        // call.
+        // One list: a mapping that has left the book and is in no call yet must not lie between
+        // two mappings of a call.
         waited.append(&mut unwaited);
         let last = self.ask_to_unmap(waited);
         if waits {
@@ -79,7 +79,8 @@ impl<C: Caller> Shadow<C> {
         task.kept.push(mapping.first);
     }
 
-    /// Takes stale mappings out of the book, with the time since when a guest believes them gone.
+    /// Takes stale mappings out of the book, with the time since which they are unmapped for the
+    /// guest.
     fn take_stale(&mut self, firsts: Vec<u64>) -> Vec<(Mapping, Option<u64>)> {
         let taken = firsts
             .into_iter()
@@ -95,8 +96,8 @@ impl<C: Caller> Shadow<C> {
         self.ask_to_unmap(gone)
     }
 
-    /// Tears down what has been stale for long enough. A container that is being closed ends it
-    /// anyway.
+    /// Tears down mappings that have been stale for the policy's age. A container that is being
+    /// closed ends them anyway.
     pub(super) fn expire(&mut self) {
         if self.state != State::Open {
             return;
@@ -110,7 +111,7 @@ impl<C: Caller> Shadow<C> {
             return;
         }
         if let HostPolicy::Deferred(_) = self.policy {
-            // One for all.
+            // One teardown for all.
             let all = self.book.some_stale(usize::MAX);
             self.tear_down_stale(all);
             return;
@@ -145,7 +146,7 @@ impl<C: Caller> Shadow<C> {
         }
     }
 
-    /// Asks for the ends of mappings that were taken out of the book. Neighbours between which
+    /// Submits the unmapping of mappings that were taken out of the book. Neighbours between which
     /// nothing else is mapped share a call.
     pub(super) fn ask_to_unmap(&mut self, mut gone: Vec<(Mapping, Option<u64>)>) -> Option<CallId> {
         gone.sort_unstable_by_key(|(mapping, _)| mapping.first);
@@ -174,7 +175,7 @@ impl<C: Caller> Shadow<C> {
         last
     }
 
-    /// When a call that unmaps will have taken too long, if a hold is overdue, ns.
+    /// Returns the time limit of the oldest call that unmaps, in ns, if a hold is overdue.
     pub(super) fn call_limit(&self) -> Option<u64> {
         let mut calls = self.calls.iter();
         let unmap = calls.find(|call| matches!(call.what, HostCall::Unmap(_)));
@@ -182,7 +183,7 @@ impl<C: Caller> Shadow<C> {
         Some(unmap.since.saturating_add(CALL_LIMIT))
     }
 
-    /// Gives up a call that takes too long.
+    /// Fails if a call that unmaps has passed its time limit.
     pub(super) fn watch_calls(&mut self) {
         let is_open = self.state == State::Open;
         if is_open && self.call_limit().is_some_and(|limit| limit <= self.now) {
@@ -190,8 +191,8 @@ impl<C: Caller> Shadow<C> {
         }
     }
 
-    /// The device must not reach memory any more: it is to be cut off, and then the container
-    /// closed.
+    /// Begins the failure: the device must not reach memory any more, so it is to be cut off, and
+    /// then the container closed.
     #[cold]
     pub(super) fn fail(&mut self, why: &str) {
         if self.state == State::Open {

@@ -1,4 +1,4 @@
-//! Against a model of tables and a model of type 1, whose calls are made when the test says.
+//! Tests against a model of tables and a model of type 1, whose calls the test makes step by step.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -60,7 +60,8 @@ impl Tables {
         self.domains.entry(domain).or_default()
     }
 
-    /// What the device may reach: all that is there, in memory and allowed.
+    /// Returns the mappings that the device may reach: those of the tables that lie in RAM and have
+    /// allowed IOVAs.
     fn wanted(&self) -> BTreeMap<u64, (u64, Access)> {
         let Attachment::Domain(domain) = self.attachment else {
             return BTreeMap::new();
@@ -122,7 +123,7 @@ impl Iommu for Tables {
             .and_then(|pages| pages.range(range).next());
         Ok(match found {
             None => Next::None,
-            // Every third search says that it has only come this far.
+            // Every third search ends here, as if its budget were spent.
             Some((page, _))
                 if self.walks.get().is_multiple_of(3) && *page > from.raw() / PAGE_SIZE =>
             {
@@ -176,7 +177,7 @@ impl Kernel {
         });
     }
 
-    /// What the device reaches, page by page.
+    /// Returns the mappings that the device reaches, page by page.
     fn reached(&self) -> BTreeMap<u64, (u64, Access)> {
         self.with(|inside| {
             let mut pages = BTreeMap::new();
@@ -356,7 +357,7 @@ impl World {
         progress != Progress::Idle
     }
 
-    /// Whatever the device reaches is in use.
+    /// Asserts that all pages that the device reaches are in use.
     fn check_reach(&self) {
         let reached = self.kernel.reached();
         let gpas: BTreeSet<u64> = reached.values().map(|(gpa, _)| *gpa).collect();
@@ -385,7 +386,7 @@ impl World {
         panic!("what is held is never released");
     }
 
-    /// Nothing is under way any more.
+    /// Polls until nothing is under way any more.
     fn settle(&mut self) {
         loop {
             self.kernel.make(usize::MAX);
@@ -417,8 +418,8 @@ impl World {
         self.kernel.with(|inside| std::mem::take(&mut inside.made))
     }
 
-    /// The device reaches what the tables say, and beyond that at most so many mappings that are
-    /// stale.
+    /// Asserts that the device reaches the mappings of the tables, and in addition at most the
+    /// stale mappings that the policy permits.
     fn check(&self) {
         let (wanted, reached) = (self.tables.wanted(), self.kernel.reached());
         for (iova, to) in &wanted {
@@ -488,7 +489,7 @@ fn a_strict_unmap_is_in_the_book_until_its_call_has_returned() {
 }
 
 #[test]
-fn what_leaves_together_shares_one_call_with_gaps_between() {
+fn mappings_unmapped_together_share_one_call_with_gaps_between() {
     let mut world = World::in_domain(HostPolicy::Strict);
     for page in [64, 66, 68, 80] {
         world.map(page, page - 60, 1, Access::ReadWrite);
@@ -517,7 +518,7 @@ fn a_mapping_that_is_cut_goes_and_the_rest_of_it_comes_back_in_pages() {
         world.check();
         assert_eq!(world.shadow.counts().cut, 1);
         assert_eq!(world.kernel.with(|inside| inside.mappings.len()), 7);
-        // From now on this domain goes on in pages.
+        // From now on this domain is mapped in single pages.
         world.map(128, 16, 4, Access::Read);
         world.pages(128, 4);
         world.finish();
@@ -634,7 +635,7 @@ fn pass_through_maps_all_of_memory_in_slices_and_goes_again() {
 }
 
 #[test]
-fn what_is_no_memory_or_not_allowed_is_refused_and_its_neighbours_are_mapped() {
+fn pages_outside_ram_or_not_allowed_are_refused_and_their_neighbours_mapped() {
     let mut world = World::in_domain(HostPolicy::Strict);
     // Across the end of a region, and across the forbidden window.
     world.map(64, 250, 12, Access::ReadWrite);
@@ -738,7 +739,7 @@ fn more_invalidations_than_are_looked_at_one_by_one_are_joined() {
     world.check();
 }
 
-/// A guest need not wait for what it submits.
+/// A guest need not wait for the invalidations that it submits.
 #[test]
 fn invalidations_that_no_wait_follows_take_a_bounded_number_of_holds() {
     let mut world = World::in_domain(HostPolicy::Strict);
@@ -795,7 +796,7 @@ fn another_policy_tears_down_what_the_last_one_kept() {
 enum Step {
     Map(u64, u64, u64, u8),
     Unmap(u64, u64),
-    /// Told of the smallest aligned power of two around, of the domain, of all.
+    /// Invalidates the smallest aligned power of two around, the domain, or everything.
     Tell(u8),
     Attach(u8),
     Poll,
@@ -819,9 +820,9 @@ fn step() -> impl Strategy<Value = Step> {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(600))]
-    /// A guest that is right (it invalidates what it has changed before it waits), under each
-    /// policy, with calls that are made late: whatever is reached is in use, and when nothing is
-    /// held the device reaches what the tables say.
+    /// Runs a correct guest (it invalidates its changes before it waits) under each policy, with
+    /// calls that are made late. All pages reached are in use, and when nothing is held, the device
+    /// reaches exactly the mappings of the tables.
     #[test]
     fn the_device_reaches_what_the_tables_say(
         policy in 0_usize..4,
@@ -882,7 +883,7 @@ proptest! {
                     world.check_reach();
                 }
                 Step::Pass(ms) => {
-                    // Whoever owns it is woken in time, and calls take none.
+                    // The owner is woken in time, and calls take none.
                     world.settle();
                     for _ in 0..ms {
                         world.now += MS;

@@ -1,4 +1,4 @@
-//! What the mode machine has done.
+//! Counters of the mode machine.
 
 /// Counts since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -7,7 +7,7 @@ pub struct Counts {
     pub entries_direct: u64,
     /// Interrupts that were acknowledged for the guest, and requested virtually.
     pub caught: u64,
-    /// Of 8259s.
+    /// Those of 8259s.
     pub caught_external: u64,
     /// The host's own.
     pub hosts: u64,
@@ -23,7 +23,7 @@ pub struct Counts {
     pub completed_virtual: u64,
     /// EOIs that exited and ended a real one.
     pub completed_real: u64,
-    /// Times that what the guest had in service was ended for it.
+    /// Times that the interrupts that the guest had in service were ended for it.
     pub forced: u64,
     /// Times that it was suspended for delaying the host's interrupts.
     pub suspended: u64,

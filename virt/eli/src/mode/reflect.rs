@@ -1,16 +1,16 @@
-//! Faults that may be interrupts: which of them are, and whose the others are.
+//! Classification of faults that may be interrupts.
 
 use super::{Core, Injection};
 use crate::Vector;
 use crate::event::{self, Event, Kind};
 use crate::gate::{self, Gate};
 
-/// A fault of which the exit may be an interrupt's.
+/// A fault that exited and may be caused by an interrupt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault {
     /// #NP or #GP, with its code.
     pub fault: Event,
-    /// What was being delivered ([`Event::from_field`] of EXITINTINFO).
+    /// Event whose delivery was interrupted ([`Event::from_field`] of EXITINTINFO).
     pub during: Option<Event>,
     /// The guest's own gate for that vector.
     pub gate: Gate,
@@ -18,7 +18,7 @@ pub struct Fault {
     pub privilege: u8,
 }
 
-/// What such a fault is.
+/// Classification of such a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reflection {
     /// A real interrupt, acknowledged, by its vector at the real local APIC: to be handed to
@@ -34,7 +34,7 @@ pub enum Reflection {
 }
 
 impl Core {
-    /// Decides what a #NP or #GP of the guest's is.
+    /// Classifies a #NP or #GP of the guest's.
     pub fn reflect(&mut self, fault: Fault) -> Reflection {
         let Some(during) = fault.during else {
             return Reflection::Guest(fault.fault);
@@ -57,12 +57,12 @@ impl Core {
     }
 
     fn reflect_external(&mut self, vector: Vector, fault: Fault) -> Reflection {
-        // What was injected has the guest's vector, and goes through the table only while nothing
-        // real does.
+        // An injected interrupt has the guest's vector, and goes through the table only while no
+        // real interrupt does.
         let was_injected = self.injected == Some(vector);
-        // A gate that the shadow shows as it is: it is the guest's own that is not present. The
-        // interrupt is in service, as it would be without a host, and the guest is told. Injected
-        // again it would fault again, for ever.
+        // The shadow's gate is the guest's own, which is not present. The interrupt is in service,
+        // as it would be without a host, and the guest receives the fault. If the interrupt were
+        // injected again, it would fault forever.
         let is_own = was_injected || self.last.direct && self.assigned.contains(vector);
         if is_own {
             self.counts.own_gates += 1;
@@ -77,7 +77,7 @@ impl Core {
         let code = u32::from(vector) << 3 | event::CODE_IDT;
         let guest = |vector| Reflection::Guest(Event::exception(vector, Some(code)));
         if !self.engaged {
-            // Through the guest's own table: whatever it met there is right.
+            // Through the guest's own table: its result there is right.
             return guest(fault.fault.vector);
         }
         // In the processor's order: limit, type, privilege, presence.

@@ -11,7 +11,7 @@ const ONE_WORLD: u64 = 10_000;
 /// Worlds one after another until something is wrong or the events are spent: which seed, after how
 /// many events in all.
 ///
-/// `ELI_TRACE=<seed>` prints what happens in one.
+/// `ELI_TRACE=<seed>` prints the events of one.
 fn first_wrong(events: u64, seen: &mut EventCounts) -> Option<(u64, u64, String)> {
     let traced = std::env::var("ELI_TRACE").ok();
     let mut done = 0;
@@ -95,7 +95,7 @@ const fn external(vector: Vector) -> Acknowledged {
     }
 }
 
-/// What becomes of them, with those in service that are.
+/// Returns the dispositions of `taken`, with those in service that have the bit.
 fn acknowledge(core: &mut Core, taken: &[Acknowledged]) -> Vec<(Vector, Disposition)> {
     let real = taken.iter().filter(|one| one.in_service);
     let real = real.map(|one| one.vector).collect();
@@ -219,9 +219,9 @@ fn of_several_8259s_interrupts_in_one_window_the_newest_goes_first() {
 }
 
 #[test]
-fn what_waits_behind_an_8259s_interrupt_gets_a_window() {
-    // The guest's end of it does not exit. Without a window what waits would do so until some exit
-    // came about.
+fn interrupts_behind_one_of_an_8259_get_a_window() {
+    // The guest's end of it does not exit. Without a window, the interrupts behind it would wait
+    // until the next exit.
     let mut core = engaged();
     acknowledge(&mut core, &[external(0x36), external(0x30), edge(0x41)]);
     for (vector, window) in [(0x30, true), (0x36, true), (0x41, false)] {
@@ -283,7 +283,7 @@ fn an_interrupt_that_comes_by_an_alias_is_the_guests_by_its_own_vector() {
     let completed = ended(1, EoiOutcome::Virtual(0xf4));
     assert_eq!(core.guest_eoi(set(&[alias])), completed);
     assert!(core.plan(READY, set(&[])).direct);
-    // To itself it is sent virtually; what is its own, by the real local APIC.
+    // A vector with an alias is sent to itself virtually; others by the real local APIC.
     assert!(!core.send(0xf1) && core.send(0x41));
     assert_eq!(injected(&mut core, &[]), Some(0xf1));
 }
@@ -303,7 +303,7 @@ fn an_own_gate_that_is_absent_is_told_to_the_guest() {
         let code = u32::from(vector) << 3 | event::CODE_IDT | event::CODE_EXTERNAL;
         Reflection::Guest(Event::exception(NOT_PRESENT, Some(code)))
     };
-    // Delivered directly; what is not assigned is hidden there, and an interrupt.
+    // Delivered directly; a vector that is not assigned is hidden there, and is an interrupt.
     let mut core = engaged();
     assert!(core.plan(READY, set(&[])).direct);
     let met = |vector| fault(NOT_PRESENT, Event::external(vector), absent, 0);
@@ -340,7 +340,7 @@ fn an_own_gate_is_met_after_a_delivery_that_was_cut_off() {
 }
 
 #[test]
-fn what_is_no_longer_assigned_while_it_is_injected_keeps_its_gate() {
+fn vector_unassigned_during_its_injection_keeps_its_gate() {
     let mut core = engaged();
     acknowledge(&mut core, &[edge(0x61)]);
     assert_eq!(injected(&mut core, &[]), Some(0x61));
@@ -418,14 +418,14 @@ fn without_a_shadow_a_fault_of_an_int_instruction_is_the_guests_as_it_is() {
 }
 
 #[test]
-fn what_is_ended_by_force_stays_in_service_for_the_guest() {
+fn interrupt_ended_by_force_stays_in_service_for_the_guest() {
     let mut core = engaged();
     core.plan(READY, set(&[]));
     // 0x41 and 0x61 were delivered directly, and are held.
     assert_eq!(core.fall_back(set(&[0x41, 0x61])), 2);
     assert_eq!(core.in_service(set(&[])), set(&[0x41, 0x61]));
     assert!(!core.plan(READY, set(&[])).direct);
-    // A lower one waits, a higher one does not, and EOIs end what they mean.
+    // A lower one waits, a higher one does not, and each EOI ends the intended one.
     acknowledge(&mut core, &[edge(0x51)]);
     assert_eq!(injected(&mut core, &[]), None);
     acknowledge(&mut core, &[edge(0x71)]);
@@ -473,7 +473,7 @@ fn a_suspended_guest_is_injected_to_until_it_is_resumed() {
     let mut core = engaged();
     assert!(core.plan(READY, set(&[])).direct);
     core.suspend();
-    // Whatever its flag says.
+    // Regardless of its flag.
     for cpu in [READY, MASKED, READY] {
         assert!(!core.plan(cpu, set(&[])).direct && core.is_suspended());
     }
@@ -483,7 +483,7 @@ fn a_suspended_guest_is_injected_to_until_it_is_resumed() {
 }
 
 #[test]
-fn what_is_forced_below_a_level_triggered_one_is_ended_with_it() {
+fn interrupt_forced_below_a_level_triggered_one_ends_with_it() {
     let mut core = engaged();
     core.plan(READY, set(&[]));
     // 0x41 was delivered directly; within it the host took 0x92.

@@ -1,12 +1,12 @@
 //! Configuration space of a guest that has one function of the machine's (PCI 3.0, §6; by the ports
 //! 0xcf8 and 0xcfc).
 //!
-//! The assigned function's registers are read as they are; what may be written is a mask. Its base
-//! addresses are virtual: sizing them is answered, moving them is refused, since the hypervisor has
-//! its message table's page by its address. Bridges that a kernel looks for are shown, and nothing
-//! of them is written: the window of configuration space in memory, the base of the power ports and
-//! the routes of interrupts are theirs. No other function is there. The window itself is not
-//! mapped, and hidden.
+//! The assigned function's registers are read as they are; a mask selects the bits that may be
+//! written. Its base addresses are virtual: sizing them is answered, moving them is refused, since
+//! the hypervisor traps the page of its message table by address. Bridges that a kernel looks for
+//! are visible and read-only: they hold the window of configuration space in memory, the base of
+//! the power ports and the routes of interrupts. No other function is visible. The window itself is
+//! not mapped, and hidden.
 //!
 //! ```text
 //!   0xcf8 ── set_address ─▶ latch          0xcfc to 0xcff ── target ─▶ a register, or nothing
@@ -24,10 +24,10 @@ const BAR: u8 = 0x10;
 const BAR_LAST: u8 = 0x24;
 const ROM: u8 = 0x30;
 const INTERRUPT_LINE: u8 = 0x3c;
-/// Behind it are capabilities, and what each function has of its own.
+/// Behind it are capabilities and function-specific registers.
 const HEADER_LEN: u8 = 0x40;
 
-/// Base address register: what it holds, and what it reads when it is sized.
+/// Base address register: its value, and the value that it reads when it is sized.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Bar {
     /// Address and type, as firmware set them.
@@ -43,7 +43,7 @@ pub struct Function {
     pub number: u16,
     /// Its base addresses.
     pub bars: [Bar; BARS],
-    /// Where the capability of MSI-X is, if there is one.
+    /// Offset of the MSI-X capability, if there is one.
     pub msix: Option<u8>,
     /// That of power management.
     pub power: Option<u8>,
@@ -78,9 +78,9 @@ pub enum Read {
 pub enum Write {
     /// The machine's register gets this, in the bytes that were written.
     Real(u32),
-    /// Nothing; the guest goes on.
+    /// Nothing is written; the guest continues.
     Dropped,
-    /// Nothing, and why that is said.
+    /// Nothing is written, and the reason is logged.
     Refused(&'static str),
 }
 
@@ -102,8 +102,8 @@ struct Mask {
 }
 
 impl Config {
-    /// With an assigned function, if there is one, and bridges that are shown; more than [`SHOWN`]
-    /// are not.
+    /// Creates the policy with an assigned function, if there is one, and the visible bridges;
+    /// those beyond [`SHOWN`] are hidden.
     #[must_use]
     pub fn new(function: Option<Function>, bridges: impl IntoIterator<Item = u16>) -> Self {
         let mut shown = [None; SHOWN];
@@ -178,7 +178,7 @@ impl Config {
             .filter(|function| function.number == target.function)
         else {
             return match self.shown.contains(&Some(target.function)) {
-                // Every kernel sizes what it finds.
+                // Every kernel sizes the registers that it finds.
                 true if target.register < HEADER_LEN => Write::Dropped,
                 true => Write::Refused("a bridge"),
                 false => Write::Refused("a function that is not the guest's"),
@@ -212,7 +212,7 @@ impl Config {
         if address == 0 || self.is_sizing[at] {
             Write::Dropped
         } else if (value ^ own) & address == 0 {
-            // After a reset of the function, that is what its driver does.
+            // After a reset of the function, its driver does that.
             Write::Real(own)
         } else {
             Write::Refused("a base address moved")
@@ -347,7 +347,8 @@ mod tests {
                 assert!(!matches!(write, Write::Real(_)), "{register:#x}: {write:?}");
             }
         }
-        // Each register of its own but base addresses, whatever is written: only these bits change.
+        // Each register of its own but base addresses: for any written value only these bits
+        // change.
         for register in (0..=0xff)
             .step_by(4)
             .filter(|at| !(BAR..=BAR_LAST).contains(at))

@@ -1,17 +1,17 @@
 //! Registers that control the guest's own processor: EFER, CR0 and CR4, by which its mode goes (APM
 //! 2, §14.6), and DR7.
 //!
-//! The mode decides what the processor takes an interrupt descriptor table for: in long mode,
-//! compatibility mode included, a gate has 16 bytes, else 8 or 4. The limit that keeps the host's
-//! class out of the guest's table is one of long mode's, so a guest that is not in long mode is
-//! never in direct mode, and the mode is looked at whenever one of the three registers changes.
+//! The mode decides the format of the interrupt descriptor table: in long mode, compatibility mode
+//! included, a gate has 16 bytes, else 8 or 4. The limit that keeps the host's class out of the
+//! guest's table is computed for long mode, so a guest that is not in long mode is never in direct
+//! mode, and the mode is re-checked whenever one of the three registers changes.
 
 /// DR7 for a processor that must not meet data breakpoints: the guest's, with those that are not at
 /// instructions switched off.
 ///
 /// On hardware such a breakpoint that is met by its own exception's delivery recurs without an end,
 /// and #DB exits for that. QEMU's emulation (10.0.2) ends itself when a data breakpoint is met by a
-/// delivery: there the guest reads back what it wrote, and gets none.
+/// delivery: there the guest reads back the value that it wrote, and gets no breakpoint.
 #[must_use]
 pub const fn without_data_breakpoints(control: u64) -> u64 {
     let mut real = control;
@@ -47,7 +47,7 @@ const LA57: u64 = 1 << 12;
 /// EFER after a write of the guest's, to which SVM's own bit is not shown; `None`: #GP (APM 2,
 /// §3.1.7).
 ///
-/// With paging on LME cannot change, and LMA is what the processor made it.
+/// With paging on, LME cannot change, and LMA is set by the processor.
 #[must_use]
 pub const fn efer(old: u64, new: u64, cr0: u64) -> Option<u64> {
     let changed = old ^ new;
@@ -83,7 +83,8 @@ mod tests {
         Cr4(u64),
     }
 
-    /// The guest's processor, as the manual has it: it sets LMA, and refuses what it must itself.
+    /// Model of the guest's processor according to the manual: it sets LMA, and refuses invalid
+    /// writes itself.
     #[derive(Clone, Copy, Debug, Default)]
     struct Processor {
         efer: u64,
@@ -191,8 +192,8 @@ mod tests {
 
     #[test]
     fn no_write_of_efer_leaves_or_enters_long_mode() {
-        // Whatever the guest writes, from each state: under paging the mode is what it was, and
-        // without it not long.
+        // For any write, from each state: under paging the mode is unchanged, and without it not
+        // long.
         let bits = [SCE, LME, LMA, NXE, 1 << 12, 1 << 13, FFXSR_TCE];
         let sets = |index: usize| {
             let chosen = bits
@@ -216,8 +217,7 @@ mod tests {
 
     #[test]
     fn states_that_the_manual_does_not_have_are_not_long_mode() {
-        // QEMU lets a guest clear PAE in long mode; and what is loaded by other ways may be
-        // anything.
+        // QEMU lets a guest clear PAE in long mode; and values loaded in other ways are arbitrary.
         let long = (LME | LMA, PE | PG, PAE);
         assert_eq!(long_mode_levels(long.0, long.1, long.2), Some(4));
         for (efer, cr0, cr4) in [

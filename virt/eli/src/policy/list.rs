@@ -1,4 +1,5 @@
-//! Lists of what a guest may reach: ranges of numbers, with the treatment of an access to each.
+//! Lists of ports or registers that a guest may reach: ranges of numbers, with the treatment of an
+//! access to each.
 
 /// Numbers of type `N` (ports, registers), their treatment, of type `R`, and why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -9,7 +10,7 @@ pub struct Range<N, R> {
     pub last: N,
     /// Treatment of an access.
     pub rule: R,
-    /// Name of what is there, or effect that it would have.
+    /// Name of the port or register, or the effect of an access to it.
     pub what: &'static str,
 }
 

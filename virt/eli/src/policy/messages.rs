@@ -1,16 +1,16 @@
 //! Interrupts from outside of the processor: a device's messages, and the I/O APIC's entries.
 //!
 //! The guest may choose the vector, whether it is masked, which of its processors, and for a pin
-//! its trigger and polarity. The hardware's entry is *made* of that: one processor of the guest's,
-//! by its identifier, fixed; a message is an edge. Where the guest names several processors it is
-//! the first of them, as if it had asked for the lowest priority. No other bit of the guest's
-//! reaches the hardware, so none has to be compared.
+//! its trigger and polarity. The hardware's entry is *composed* from these: one processor of the
+//! guest's, by its identifier, fixed; a message is an edge. If the guest names several processors,
+//! the first of them is used, as for the lowest priority. No other bit of the guest's reaches the
+//! hardware, so none has to be checked.
 
 use super::{DenyReason, EXT_INT, FIXED, LOWEST_PRIORITY, Processors, delivery_mode};
 use crate::Vector;
 use crate::gate::FIRST_INTERRUPT;
 
-/// Where interrupts are written to.
+/// Address to which interrupts are written.
 const INTERRUPTS: u64 = 0xfee0_0000;
 
 /// An interrupt message, as a device sends it.
@@ -18,7 +18,7 @@ const INTERRUPTS: u64 = 0xfee0_0000;
 pub struct Message {
     /// The address to which it is written; interrupts are at 0xfee0_0000.
     pub address: u64,
-    /// What is written.
+    /// The value that is written.
     pub data: u32,
 }
 
@@ -33,8 +33,8 @@ impl Message {
     }
 }
 
-/// The guest's vector of a message, and the number of the processor that gets it, if it is a fixed
-/// one to one of the guest's.
+/// Returns the guest's vector of a message, and the number of the processor that receives it, if it
+/// is a fixed interrupt for one of the guest's.
 ///
 /// # Errors
 /// It is no interrupt message, or for another processor, of another kind, or has an exception's
@@ -68,7 +68,7 @@ fn fixed(data: u32) -> Result<Vector, DenyReason> {
 pub struct Pin {
     /// The number of the processor that gets it.
     pub to: usize,
-    /// The vector; `None` for the 8259s' line, whose vectors are looked at where they are set.
+    /// The vector; `None` for the 8259s' line, whose vectors are checked where they are set.
     pub vector: Option<Vector>,
     /// Active low, and a level: bits 13 and 15, where they are.
     line: u64,
@@ -79,7 +79,7 @@ impl Pin {
     pub const MASKED: u64 = 1 << 16;
     const LINE: u64 = 1 << 13 | 1 << 15;
 
-    /// Of what the guest wrote; `None` if that is masked.
+    /// Decodes the entry that the guest wrote; `None` if that is masked.
     ///
     /// # Errors
     /// As for a [`message`].

@@ -1,12 +1,12 @@
 //! Policy for a guest that has real interrupt hardware: its writes that are allowed (§3.7.2, and
 //! the additions of x2APIC).
 //!
-//! Each function looks at one write and says what the real register may hold: the same, a masked
-//! version, or nothing. What the guest reads back is what it wrote; that is for the hypervisor to
-//! keep. A vector below 32 is never allowed, since the host would take it for an exception of its
-//! own; one of the host's class has another at the real local APIC ([`alias`](crate::alias)).
-//! Interrupts from outside of the processor, [`Message`] and [`Pin`], are made anew of the little
-//! that the guest may choose.
+//! Each function checks one write and returns the value that the real register may hold: the same,
+//! a masked version, or nothing. The guest reads back the value that it wrote; the hypervisor keeps
+//! it. A vector below 32 is never allowed, since the host would take it for an exception of its
+//! own; a vector of the host's class has an alias at the real local APIC
+//! ([`alias`](crate::alias)). Interrupts from outside of the processor, [`Message`] and [`Pin`],
+//! are composed anew from the few fields that the guest may choose.
 
 pub mod control;
 mod messages;
@@ -25,7 +25,7 @@ pub mod ports;
 use crate::Vector;
 use crate::gate::FIRST_INTERRUPT;
 
-/// Why a write did not go through as it was.
+/// Reason why a write was changed or refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DenyReason {
     /// A delivery mode that is not the guest's to use: NMI, SMI, INIT, start-up, or ExtINT where
@@ -72,7 +72,7 @@ pub enum Lvt {
     Timer,
     /// The 8259s' line: fixed or ExtINT.
     Lint0,
-    /// The NMI line: never let through but fixed, since what it would be is an NMI.
+    /// The NMI line: allowed only as fixed, since it would be an NMI otherwise.
     Lint1,
     /// Thermal sensor.
     Thermal,
@@ -85,14 +85,14 @@ pub enum Lvt {
 /// Masked, in a local vector table's entry.
 pub const LVT_MASKED: u32 = 1 << 16;
 
-/// What the real entry gets.
+/// Write to the real entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LvtWrite {
     /// The value for it, with the guest's vector.
     pub real: u32,
     /// The vector that the guest wants for its own, as it is at the real local APIC.
     pub wants: Option<Vector>,
-    /// Why it is masked, if the guest did not want it so.
+    /// Reason why it is masked, if the guest did not mask it.
     pub reason: Option<DenyReason>,
 }
 
@@ -115,7 +115,7 @@ pub fn lvt(entry: Lvt, value: u32) -> LvtWrite {
         reason: Some(reason),
     };
     let mode = match entry {
-        // It has no delivery mode; what stands there is reserved.
+        // It has no delivery mode; those bits are reserved.
         Lvt::Timer => FIXED,
         Lvt::Error if delivery_mode(value) == FIXED => FIXED,
         _ => delivery_mode(value),
@@ -136,7 +136,7 @@ pub fn lvt(entry: Lvt, value: u32) -> LvtWrite {
     }
 }
 
-/// What becomes of an interrupt command.
+/// Effect of an interrupt command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command {
     /// An interrupt of this vector, to each of these.
@@ -155,8 +155,8 @@ pub enum Command {
 
 /// A write to the interrupt command register of the guest's processor `own`, an x2APIC.
 ///
-/// Only the guest's processors are meant by whatever destination. Its first processor takes no
-/// INIT: it would not wait for a start-up.
+/// Any destination means the guest's processors only. Its first processor takes no INIT: it would
+/// not wait for a start-up.
 #[must_use]
 pub fn command(value: u64, own: usize, guests: &Processors) -> Command {
     const LOGICAL: u64 = 1 << 11;
@@ -205,8 +205,8 @@ pub fn command(value: u64, own: usize, guests: &Processors) -> Command {
 /// The task priority that the real register may have: the guest's, but never so high that the
 /// host's class is blocked.
 ///
-/// What the guest asked for beyond that is kept by the model: no interrupt of its own reaches it
-/// then ([`Core`](crate::Core)).
+/// The model keeps the guest's higher value: no interrupt of the guest's own reaches it then
+/// ([`Core`](crate::Core)).
 #[must_use]
 pub const fn real_task_priority(guests: u8) -> u8 {
     const HIGHEST: u8 = (crate::hosts::CRITICAL >> 4) - 1;
@@ -217,8 +217,8 @@ pub const fn real_task_priority(guests: u8) -> u8 {
     }
 }
 
-/// A pair of 8259s, so far as their vectors go: what is written to either's ports is looked at
-/// before it goes through.
+/// A pair of 8259s, with regard to their vectors: writes to the ports of either are checked before
+/// they are forwarded.
 ///
 /// Left to itself firmware puts them at vectors 8 to 15, and a guest could again: an interrupt that
 /// the host takes there would look like a double fault of its own.
@@ -238,8 +238,8 @@ enum Initialising {
     Mode,
 }
 
-/// What the real one gets, in order: the byte to its command port that was held back, and this byte
-/// to where it was written.
+/// Writes to the real one, in order: the byte to its command port that was held back, and this byte
+/// to the port to which it was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PicWrites {
     /// To the command port.
@@ -343,7 +343,7 @@ mod tests {
                 assert_eq!(write.reason.is_none(), is_through, "{entry:?} mode {mode}");
             }
             assert_eq!(lvt(entry, of(0x51, 0)).wants, Some(0x51));
-            // What is masked may hold anything.
+            // A masked entry may hold any value.
             assert_eq!(lvt(entry, of(0x51, 4) | LVT_MASKED).reason, None);
         }
         // A vector of the host's class is wanted like any other: it gets an alias.

@@ -1,11 +1,11 @@
-//! Model-specific registers that a guest may use: a list. What is not on it raises #GP, as where
-//! the processor has none.
+//! Model-specific registers that a guest may use: a list. Any other register raises #GP, as one
+//! that the processor does not have.
 //!
 //! Registers are direct that belong to the guest alone: its control block has them, or VMSAVE and
-//! VMLOAD exchange them, or the hypervisor does not use what they govern. Those that say how the
-//! machine is set up are read as they are, and writes to them are dropped: every kernel reads them,
-//! and some write back what they read. The local APIC's, its base, and EFER are decided on
-//! elsewhere, whatever is said here.
+//! VMLOAD exchange them, or the hypervisor does not use the feature that they control. Those that
+//! describe the machine's setup are read as they are, and writes to them are dropped: every kernel
+//! reads them, and some write back the value read. The local APIC's, its base, and EFER are handled
+//! elsewhere, regardless of their entries here.
 
 use super::list::{self, range};
 
@@ -29,7 +29,7 @@ pub enum Rule {
 /// Registers, their treatment, and why.
 pub type Range = list::Range<u32, Rule>;
 
-/// The list (APM 2, appendix A; and what Linux 6.1 and 6.12 use without being ready for #GP).
+/// The list (APM 2, appendix A; and registers that Linux 6.1 and 6.12 use without handling #GP).
 pub const LIST: &[Range] = &[
     range(0x10, 0x10, Rule::ReadDirect, "time-stamp counter"),
     range(0x17, 0x17, Rule::Shown, "platform identifier"),

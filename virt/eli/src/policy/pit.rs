@@ -1,7 +1,7 @@
 //! The 8254 timer's first counter, whose interrupts have a least period: 200 µs, as KVM's.
 //!
-//! Without one it interrupts 600,000 times a second, masked or not, and what emulates it comes to
-//! nothing else. The counts that the guest loads are raised to the least one, in each of the
+//! Without one it interrupts 600,000 times a second, masked or not, and its emulator does nothing
+//! else. The counts that the guest loads are raised to the least one, in each of the
 //! counter's modes: a mode that is set later keeps the count. Halves of a count are held back until
 //! both are known.
 
@@ -45,8 +45,8 @@ pub struct Pit {
 }
 
 impl Pit {
-    /// A control word. Returns what the chip gets: decimal counting is taken out of the first
-    /// counter's.
+    /// Handles a control word. Returns the word for the chip: decimal counting is cleared in that
+    /// of the first counter.
     pub const fn control(&mut self, word: u8) -> u8 {
         const DECIMAL: u8 = 1;
         let (counter, access) = (word >> 6, word >> 4 & 3);

@@ -1,8 +1,8 @@
-//! Ports that a guest may use: a list. What is not on it does not reach the machine.
+//! Ports that a guest may use: a list. Accesses to other ports do not reach the machine.
 //!
 //! A read of a port that is withheld gives all ones, as where nothing is, or a constant that a
-//! guest needs to find there; a write to it is dropped. The other way round, a list of what a guest
-//! may not have, would have to know every chipset: one write to a port of firmware's own (0xb2), of
+//! guest needs to find there; a write to it is dropped. The opposite, a list of ports that a guest
+//! may not use, would have to know every chipset: one write to a port of firmware's own (0xb2), of
 //! the reset line (0x92, 0xcf9) or of the A20 line ends the machine, or moves memory under the
 //! hypervisor.
 
@@ -18,7 +18,7 @@ pub enum Rule {
     /// The 8254 timer's first counter, and its control word ([`pit`](super::pit)): read as they
     /// are.
     Timer,
-    /// PM1 control: sleep is the guest's end, and what firmware would be called by is taken out.
+    /// PM1 control: sleep ends the guest, and the bit that would call firmware is cleared.
     Pm1Control,
     /// System control port A: A20 is on, the reset line is the guest's end.
     SystemControl,
@@ -33,8 +33,8 @@ pub enum Rule {
 /// Ports, their treatment, and why.
 pub type Range = list::Range<u16, Rule>;
 
-/// Ports that every machine of this kind has. Those that are withheld stand here for what they
-/// would do; all others are withheld as well.
+/// Ports that every machine of this kind has. Some withheld ports are listed for their effect; all
+/// ports that are not listed are withheld as well.
 pub const FIXED: &[Range] = &[
     range(0x40, 0x40, Rule::Timer, "8254 timer: the counter of IRQ 0"),
     range(0x41, 0x42, Rule::Direct, "8254 timer: the other counters"),
@@ -126,7 +126,7 @@ pub enum Access {
 /// Effect of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// It is made; a write with this value.
+    /// The access is made; a write with this value.
     Through(u32),
     /// The guest reads this, or its write is dropped.
     Nothing(u32),
@@ -137,8 +137,8 @@ pub enum Answer {
 }
 
 impl Ports {
-    /// With firmware's blocks. One that does not fit below 64 Ki, or covers a port of [`FIXED`], is
-    /// left out.
+    /// Creates the policy with firmware's blocks. A block that does not fit below 64 Ki, or covers
+    /// a port of [`FIXED`], is left out.
     #[must_use]
     pub fn new(firmware: &Firmware) -> Self {
         let Firmware {
@@ -278,7 +278,7 @@ mod tests {
     #[test]
     fn e7_what_is_not_on_the_list_does_not_reach_the_machine() {
         let ports = Ports::new(&Q35);
-        // All of them: what a guest has without an exit is this, and no other port.
+        // All ports: a guest reaches exactly these without an exit.
         let direct: Vec<u16> = (0..=u16::MAX)
             .filter(|port| ports.is_direct(*port))
             .collect();
@@ -406,7 +406,7 @@ mod tests {
         ] {
             assert_eq!(opened(firmware), none, "{firmware:x?}");
         }
-        // A control register inside of an event block stays one that is looked at.
+        // A control register inside of an event block is still checked.
         let ports = Ports::new(&Firmware {
             events: [0x600, 0],
             events_len: 8,

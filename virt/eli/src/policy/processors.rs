@@ -1,8 +1,8 @@
 //! The guest's processors, as destinations name them.
 //!
-//! A destination is resolved to those of the guest's processors that it names, and what goes to the
-//! hardware is made for each of them by its own identifier. So a broadcast, a logical destination
-//! or a shorthand never reaches a core that is not the guest's.
+//! A destination is resolved to those of the guest's processors that it names, and a command to the
+//! hardware is composed for each of them with its own identifier. So a broadcast, a logical
+//! destination or a shorthand never reaches a core that is not the guest's.
 
 /// The most processors of a guest.
 pub const PROCESSORS_MAX: usize = 4;
@@ -15,7 +15,7 @@ pub struct Processors {
 }
 
 impl Processors {
-    /// Of these identifiers, as many as there may be.
+    /// Creates the list from these identifiers, up to the bound.
     pub fn new(ids: impl IntoIterator<Item = u32>) -> Self {
         let mut all = Self::default();
         for (slot, id) in all.ids.iter_mut().zip(ids) {
@@ -25,7 +25,7 @@ impl Processors {
         all
     }
 
-    /// How many.
+    /// Number of processors.
     #[must_use]
     pub const fn len(&self) -> usize {
         self.len
@@ -87,7 +87,7 @@ impl Processors {
 pub struct Targets(u32);
 
 impl Targets {
-    /// One alone.
+    /// Creates a set of one processor.
     #[must_use]
     pub const fn one(index: usize) -> Self {
         Self(1 << index)
@@ -130,7 +130,7 @@ mod tests {
     #[test]
     fn a_destination_names_processors_of_the_guests_and_no_others() {
         let guests = Processors::new([0, 1]);
-        // Whatever 8 bits say, and in either mode.
+        // For all 8-bit values, and in either mode.
         for to in 0..=0xff {
             for is_logical in [false, true] {
                 let all = guests.of_byte(to, is_logical);

@@ -7,7 +7,7 @@
 /// The least period, µs.
 pub const LEAST_PERIOD_US: u64 = 200;
 
-/// The divisor that the divide configuration register says (bits 0, 1 and 3; APM 2, §16.4.1).
+/// Returns the divisor of the divide configuration register (bits 0, 1 and 3; APM 2, §16.4.1).
 #[must_use]
 pub const fn divisor(register: u32) -> u32 {
     match register & 3 | register >> 1 & 4 {

@@ -86,8 +86,8 @@ fn absent_sectors_are_answered_by_an_error_and_nothing_is_copied() {
     }
 }
 
-/// Each stops the queue, once, with a configuration interrupt; the core goes on, and a reset mends
-/// it.
+/// Each stops the queue, once, with a configuration interrupt; the core continues, and a reset
+/// restarts the queue.
 #[test]
 fn a_hostile_ring_stops_its_queue_until_a_reset() {
     type Attack = fn(&mut Driver);

@@ -17,7 +17,7 @@ impl Driver {
         u64::from_le_bytes(value)
     }
 
-    /// As Linux does (drivers/virtio/virtio_pci_modern.c).
+    /// Negotiates as Linux does (drivers/virtio/virtio_pci_modern.c).
     fn negotiate(&mut self, features: u64) -> bool {
         self.write(DEVICE_STATUS, 1, 0);
         assert_eq!(self.read(DEVICE_STATUS, 1), 0);
@@ -140,7 +140,7 @@ fn read_only_fields_stay_and_wide_accesses_are_their_fields() {
     assert!(driver.negotiate(OFFERED));
     driver.write(QUEUE_DESC, 8, 0x1_2345_6000);
     assert_eq!(driver.read(QUEUE_DESC, 8), 0x1_2345_6000);
-    // A zero in the status resets, whatever else the access has.
+    // A zero in the status resets, regardless of the rest of the access.
     let epoch = driver.0.epoch();
     driver.write(CONFIG_VECTOR, 8, 0);
     assert_eq!(driver.0.epoch(), epoch.wrapping_add(1));

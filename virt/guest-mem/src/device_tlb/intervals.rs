@@ -13,14 +13,14 @@ use std::collections::BTreeMap;
 use super::{IovaRange, Rights};
 use crate::addr::{Gpa, Iova};
 
-/// Intervals that the hand looks at for one eviction.
+/// Most intervals that the clock hand visits for one eviction.
 const LOOKS: usize = 8;
 
 /// Translation of a contiguous range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
     pub(super) range: IovaRange,
-    /// Where the first address goes; the last one does not overflow.
+    /// Translation of the first address; that of the last one does not overflow.
     pub(super) gpa: Gpa,
     pub(super) rights: Rights,
 }
@@ -37,7 +37,7 @@ impl Entry {
         }
     }
 
-    /// Where `iova`, inside it, goes.
+    /// Returns the translation of `iova`, which is inside it.
     fn at(&self, iova: Iova) -> Gpa {
         let inside = iova.raw() - self.range.first().raw();
         self.gpa.checked_add(inside).expect("checked when inserted")
@@ -104,13 +104,13 @@ impl Intervals {
         Some(interval.entry(first))
     }
 
-    /// As [`find`](Self::find), leaving no trace.
+    /// As [`find`](Self::find), without an effect on eviction.
     pub(super) fn peek(&self, iova: Iova) -> Option<Entry> {
         let (&first, interval) = self.map.range(..=iova.raw()).next_back()?;
         (interval.last >= iova.raw()).then(|| interval.entry(first))
     }
 
-    /// Removes what lies in `range` and answers it, in order of addresses.
+    /// Removes the parts of intervals in `range` and returns them, in order of addresses.
     pub(super) fn cut(&mut self, range: IovaRange) -> Vec<Entry> {
         let (first, last) = (range.first().raw(), range.last().raw());
         let mut removed = Vec::new();
@@ -127,7 +127,7 @@ impl Intervals {
         removed
     }
 
-    /// Removes what `range` has of the interval at `at`, which it overlaps.
+    /// Removes the part in `range` of the interval at `at`, which it overlaps.
     fn cut_one(&mut self, at: u64, range: IovaRange) -> Entry {
         let whole = self.map.remove(&at).expect("found by the caller");
         let entry = whole.entry(at);
@@ -178,7 +178,7 @@ impl Intervals {
         self.shrink(Some(at));
     }
 
-    /// Removes what leads to these guest addresses.
+    /// Removes the translations to these guest addresses.
     pub(super) fn forget_memory(&mut self, first: Gpa, last: Gpa) {
         let doomed = self.map.iter().filter_map(|(&at, interval)| {
             let gpa_last = interval.gpa + (interval.last - at);

@@ -1,4 +1,4 @@
-//! Misses: translations that were asked for and have not come.
+//! Outstanding misses: translations that were requested and have not arrived.
 //!
 //! ```text
 //!            next_miss        answered(granted)      settle
@@ -6,12 +6,12 @@
 //!    │                 │ └─ answered(refused) ────────────────▶ │
 //!    └── an update or a revocation of its address ──▶ ended ◀───┘ its ticket has ended
 //! ```
-//! Answers come in the order of what was sent, so one that an update has ended stays in the queue
-//! until its answer has come. A refusal is kept for those that waited for it
-//! ([`Misses::is_refused`]); the owner drops it once they have seen it.
+//! Answers arrive in the order in which the misses were sent, so a miss that an update has ended
+//! stays in the queue until its answer arrives. A refusal is kept for the accesses that waited for
+//! it ([`Misses::is_refused`]); the owner drops it once they have seen it.
 //!
-//! Bounds: [`MAX_MISSES`] that are not answered, [`MAX_REFUSALS`]. An access that finds no room
-//! waits for the newest of those that others wait for, and asks again then.
+//! Bounds: [`MAX_MISSES`] unanswered misses, [`MAX_REFUSALS`] refusals. An access that finds no
+//! room waits for the newest miss that others wait for, and then tries again.
 
 use std::collections::VecDeque;
 
@@ -19,22 +19,22 @@ use super::{IovaRange, MAX_MISSES, Miss, Rights};
 use crate::access::{DmaFault, Perm, Stop, Ticket};
 use crate::addr::{Iova, PAGE_SIZE};
 
-/// Refusals that are kept: more than end between the end of a ticket and the next look of who
-/// waited for it.
+/// Most refusals that are kept: more than the misses that can end between the end of a ticket and
+/// the repeated access that waited for it.
 const MAX_REFUSALS: usize = 4 * MAX_MISSES;
 
-/// Bit that tells tickets of a device TLB from those of memory.
+/// Bit that distinguishes tickets of a device TLB from those of memory.
 const TICKET_BIT: u64 = 1 << 63;
 
 #[derive(Clone, Copy, Debug)]
 struct PendingMiss {
     miss: Miss,
     ticket: Ticket,
-    /// When it was sent.
+    /// Time at which it was sent, in ns.
     since_ns: u64,
     /// Its ticket has ended; only the answer is missing.
     is_ended: bool,
-    /// It was given up: its answer is still the first to come, and has no limit any more.
+    /// It was abandoned: its answer is still the first to arrive, and has no time limit any more.
     is_given_up: bool,
 }
 
@@ -48,14 +48,14 @@ fn page(iova: Iova) -> u64 {
     iova.raw() / PAGE_SIZE
 }
 
-/// What was asked for.
+/// All outstanding misses of one device TLB, and the refusals.
 #[derive(Debug, Default)]
 pub(super) struct Misses {
     /// Not answered, oldest first.
     queue: VecDeque<PendingMiss>,
-    /// The first ones of the queue, which were handed out.
+    /// Number of misses at the front of the queue that were sent.
     sent: usize,
-    /// Answered as granted, and no update has come.
+    /// Answered as granted; the update has not arrived.
     granted: Vec<PendingMiss>,
     /// Page and access, oldest first.
     refused: VecDeque<(u64, Perm)>,
@@ -66,7 +66,7 @@ pub(super) struct Misses {
 }
 
 impl Misses {
-    /// What an access to an address without a translation meets: a ticket, or a fault.
+    /// Returns the result of an access to an address without a translation: a ticket, or a fault.
     pub(super) fn ask(&mut self, iova: Iova, perm: Perm) -> Stop {
         let is_same = |asked: &&PendingMiss| {
             !asked.is_ended && asked.page() == page(iova) && asked.miss.perm == perm
@@ -82,7 +82,7 @@ impl Misses {
             let mut waited_for = self.granted.iter().chain(&self.queue).rev();
             return match waited_for.find(|asked| !asked.is_ended) {
                 Some(asked) => Stop::Pending(asked.ticket),
-                // Updates have come for all, and the answers that they are owed have not.
+                // Updates have arrived for all, but not the answers.
                 None => DmaFault::Blocked { iova }.into(),
             };
         }
@@ -113,14 +113,14 @@ impl Misses {
         Some(asked.miss)
     }
 
-    /// When the oldest that is not answered was sent.
+    /// Returns the time at which the oldest unanswered miss was sent, in ns.
     pub(super) fn oldest_ns(&self) -> Option<u64> {
         let mut sent = self.queue.iter().take(self.sent);
         let asked = sent.find(|asked| !asked.is_given_up)?;
         Some(asked.since_ns)
     }
 
-    /// The oldest one sent has been answered; false: there is none.
+    /// Records the answer to the oldest miss sent; returns false if there is none.
     pub(super) fn answered(&mut self, is_granted: bool) -> bool {
         let Some(asked) = (self.sent != 0).then(|| self.queue.pop_front()).flatten() else {
             return false;
@@ -138,8 +138,8 @@ impl Misses {
         !self.granted.is_empty()
     }
 
-    /// Every update that was sent before an answer that has come has been taken: what was granted
-    /// without one is refused.
+    /// Refuses the misses that were granted and have no update. To be called when every update sent
+    /// before the answers received so far has been taken.
     pub(super) fn settle(&mut self) {
         for asked in std::mem::take(&mut self.granted) {
             self.refuse(asked.miss, asked.ticket);
@@ -158,7 +158,7 @@ impl Misses {
         self.refused.push_back(refusal);
     }
 
-    /// What the oldest one sent that an update of `range` is for has asked for.
+    /// Returns the access requested by the oldest sent miss inside `range`.
     pub(super) fn asked_in(&self, range: IovaRange) -> Option<Perm> {
         let sent = self.granted.iter().chain(self.queue.iter().take(self.sent));
         let mut waiting = sent.filter(|asked| !asked.is_ended);
@@ -166,7 +166,7 @@ impl Misses {
         Some(asked.miss.perm)
     }
 
-    /// An update of `range` has come, with these rights: nobody waits for it any more.
+    /// Records an update of `range` with these rights, which ends all misses inside `range`.
     pub(super) fn updated(&mut self, range: IovaRange, rights: Rights) {
         let covers = |asked: &PendingMiss| !asked.is_ended && range.contains(asked.miss.iova);
         let pages = page(range.first())..=page(range.last());
@@ -233,7 +233,7 @@ impl Misses {
         self.refused.clear();
     }
 
-    /// What was sent is not answered any more: it is to be sent again.
+    /// Marks all unanswered misses as unsent: the answers to those sent will not arrive.
     pub(super) fn ask_again(&mut self) {
         self.queue.retain(|asked| !asked.is_ended);
         self.sent = 0;

@@ -1,10 +1,9 @@
-//! Device IOTLB: translations that another process's IOMMU has handed out, and what happens without
-//! one.
+//! Device IOTLB: translations that another process's IOMMU has handed out, and misses.
 //!
-//! A vhost-user back end behind a vIOMMU sees no page tables. It sends a *miss* for an address that
-//! it has no translation of, gets an *update*, and forgets what an *invalidation* covers.
-//! [`DeviceTlb`] keeps the translations and is the [`Iommu`] of such a device; who owns it carries
-//! the messages:
+//! A vhost-user back end behind a vIOMMU sees no page tables. It sends a *miss* for an address
+//! without a translation, receives an *update*, and drops the translations that an *invalidation*
+//! covers. [`DeviceTlb`] keeps the translations and is the [`Iommu`] of such a device; its owner
+//! carries the messages:
 //!
 //! ```text
 //! device ─ View ─▶ translate ─ no entry ─▶ Stop::Pending(ticket): the queue parks
@@ -12,17 +11,17 @@
 //!                       ···· answer ─▶ answered ──────┴▶ take_ended: tickets, the queue tries again
 //! owner:  INVALIDATE ─▶ invalidate: entries go, generation moves, leases of the range are stale ─▶ answered when none is left
 //! ```
-//! **Rights.** An entry has those that were asked for, not those that the update names: QEMU's
-//! always name both, whatever the guest's tables say. Another access to the same page is another
-//! miss. An update that was not asked for is taken as it says, and one with less than was asked for
-//! is a refusal.
+//! **Rights.** An entry has the requested rights, not those that the update names: QEMU's updates
+//! always name both, regardless of the guest's tables. Another access to the same page is another
+//! miss. An update that was not requested is taken with its rights, and one with less than the
+//! requested rights is a refusal.
 //!
-//! **A refusal is the fault** that the access meets when it is repeated. It is kept for that, and
-//! no longer: a guest may map a page without saying so. See [`DeviceTlb::forget_refusals`].
+//! **A refusal is the fault** that the access gets when it is repeated. It is kept for that, and no
+//! longer: a guest may map a page without a notice. See [`DeviceTlb::forget_refusals`].
 //!
-//! **Bounds**: entries (the least lately used are evicted, and asked for again), misses that are
-//! not answered, refusals, leases. Eviction is no invalidation: what was translated by the entry
-//! still holds.
+//! **Bounds**: entries (the least recently used are evicted, and requested again), unanswered
+//! misses, refusals, leases. Eviction is no invalidation: addresses translated by the entry remain
+//! valid.
 //!
 //! **Memory.** Entries name guest addresses. When some of them stop being memory,
 //! [`DeviceTlb::forget_memory`].
@@ -43,8 +42,8 @@ use misses::Misses;
 /// Intervals that a TLB has room for: 128 MiB in scattered pages.
 pub const MAX_ENTRIES: usize = 1 << 15;
 
-/// Misses that may wait for an answer. Front ends take one after the other, so this hides the way
-/// there and back.
+/// Most misses that may wait for an answer. Front ends handle one after the other, so this hides
+/// the round trip.
 pub const MAX_MISSES: usize = 64;
 
 /// Addresses from a first to a last one, both included.
@@ -150,7 +149,8 @@ impl Hit {
 /// Thread: its owner's only.
 ///
 /// ```
-/// use guest_mem::{Access, DeviceTlb, Gpa, GuestRam, Iommu, Iova, IovaRange, Perm, Rights, SourceId, Stop};
+/// use guest_mem::{Access, DeviceTlb, Gpa, GuestRam, Iommu, Iova, IovaRange, Perm, Rights};
+/// use guest_mem::{SourceId, Stop};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let ram = GuestRam::new(&[(Gpa::new(0), 1 << 20)])?;
 /// let (mut tlb, disk, at) = (DeviceTlb::new(256), SourceId(0), Iova::new(0xf010));
@@ -181,12 +181,12 @@ pub struct DeviceTlb {
 }
 
 impl DeviceTlb {
-    /// Nothing is known; so many leases at most.
+    /// Creates an empty TLB, with at most `max_leases` leases.
     pub fn new(max_leases: usize) -> Self {
         Self::with_entries(MAX_ENTRIES, max_leases)
     }
 
-    /// As [`new`](Self::new), with room for so many entries, at least 2.
+    /// As [`new`](Self::new), with room for `max` entries, at least 2.
     pub fn with_entries(max: usize, max_leases: usize) -> Self {
         Self {
             hits: [Hit::NONE; 2],
@@ -202,17 +202,17 @@ impl DeviceTlb {
         self.entries.len()
     }
 
-    /// Where `iova` goes for `perm`, if that is known. Silent: nothing is asked for, and eviction
-    /// takes no notice.
+    /// Returns the translation of `iova` for `perm`, if there is one. Silent: there is no miss, and
+    /// no effect on eviction.
     pub fn known(&self, iova: Iova, perm: Perm) -> Option<Gpa> {
         let Entry { range, gpa, rights } = self.entries.peek(iova)?;
         let inside = iova.raw() - range.first().raw();
         rights.allows(perm).then(|| gpa.checked_add(inside))?
     }
 
-    /// `range` is at `gpa` and what follows; that does not overflow. Ends the misses of its
-    /// addresses: the next of the tickets [taken](Self::take_ended). What was known of the range is
-    /// replaced.
+    /// Maps `range` to the memory from `gpa` on, which does not overflow. Replaces earlier
+    /// translations of the range. Ends the misses of its addresses: their tickets are returned by
+    /// the next [`take_ended`](Self::take_ended).
     pub fn update(&mut self, range: IovaRange, gpa: Gpa, rights: Rights) {
         assert!(
             gpa.checked_add(range.span()).is_some(),
@@ -236,7 +236,8 @@ impl DeviceTlb {
             let gpa = whole.gpa.checked_add(inside).expect("checked above");
             entries.insert(Entry { range, gpa, rights });
         };
-        // Pieces that were known to be there keep what was granted before, as far as it still is.
+        // Pieces that were mapped to the same place keep the rights granted before, as far as
+        // the update has them.
         for old in self.entries.cut(range) {
             let inside = old.range.first().raw() - range.first().raw();
             let is_same = gpa.checked_add(inside) == Some(old.gpa);
@@ -265,8 +266,8 @@ impl DeviceTlb {
         }
     }
 
-    /// Forgets `range`, of which nothing holds any more. Its leases in flight are stale: the
-    /// invalidation may be answered when [none is left](LeaseTable::stale).
+    /// Drops the translations of `range`, which are not valid any more. Its leases in flight are
+    /// stale: the invalidation may be answered when [none is left](LeaseTable::stale).
     pub fn invalidate(&mut self, range: IovaRange) {
         // Also where there is no entry: it may have been evicted, and windows and leases outlive
         // that.
@@ -302,15 +303,15 @@ impl DeviceTlb {
         self.misses.has_unsent()
     }
 
-    /// When the oldest miss that is not answered was sent; [closing](Self::close) gives all of them
-    /// up.
+    /// Returns the time at which the oldest unanswered miss was sent, in ns;
+    /// [closing](Self::close) abandons all of them.
     pub fn oldest_miss_ns(&self) -> Option<u64> {
         self.misses.oldest_ns()
     }
 
-    /// The answer to the oldest miss that was sent has come; false: all have been answered. A
-    /// refusal ends it. One that was granted is ended by its update, which may travel another way:
-    /// see [`settle`](Self::settle).
+    /// Records the answer to the oldest miss sent; returns false if all have been answered. A
+    /// refusal ends the miss. A granted one is ended by its update, which may arrive by another
+    /// channel: see [`settle`](Self::settle).
     pub fn answered(&mut self, is_granted: bool) -> bool {
         self.misses.answered(is_granted)
     }
@@ -320,14 +321,14 @@ impl DeviceTlb {
         self.misses.must_settle()
     }
 
-    /// Every update that was sent before the answers that have come has been taken. Misses that
-    /// were granted without one are refused.
+    /// Refuses the misses that were granted and have no update. To be called when every update sent
+    /// before the answers received so far has been taken.
     pub fn settle(&mut self) {
         self.misses.settle();
     }
 
-    /// Those that have waited for refused misses have met the fault: the same access is a miss
-    /// again.
+    /// Drops all refusals, once the accesses that waited for them have received the fault: the same
+    /// access is a miss again.
     pub fn forget_refusals(&mut self) {
         self.misses.forget_refusals();
     }
@@ -347,8 +348,8 @@ impl DeviceTlb {
         self.misses.open();
     }
 
-    /// The way on which misses were sent is gone, and another is there: those that are not answered
-    /// are to be sent again.
+    /// Marks all unanswered misses as unsent, after their channel was replaced by another: they
+    /// must be sent again.
     pub fn ask_again(&mut self) {
         self.misses.ask_again();
     }

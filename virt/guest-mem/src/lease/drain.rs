@@ -1,11 +1,11 @@
-//! How long something has waited for leases to end.
+//! Timer of a wait for leases to end.
 
-/// How long requests may hold up whoever waits for their leases, unless the user says otherwise, in
-/// ns: a second.
+/// Default limit on the time that an invalidation or a mapping change waits for leases, in ns: one
+/// second.
 pub const DRAIN_LIMIT_NS: u64 = 1_000_000_000;
 
-/// Since when something waits for leases, or for whoever follows the mappings; and whether it has
-/// been told that this is too long.
+/// Start of a wait for leases, or for devices that follow the mappings; and whether the excess of
+/// the limit has been reported.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DrainTimer {
     since: Option<u64>,
@@ -13,7 +13,7 @@ pub struct DrainTimer {
 }
 
 impl DrainTimer {
-    /// One that has run since `now_ns`, of any clock that does not go back.
+    /// Creates a timer that has run since `now_ns`, of any monotonic clock.
     pub fn since(now_ns: u64) -> Self {
         Self {
             since: Some(now_ns),
@@ -21,7 +21,7 @@ impl DrainTimer {
         }
     }
 
-    /// Starts it unless it runs; whether the limit has passed, true once.
+    /// Starts the timer unless it runs; returns whether the limit has passed, true once.
     pub fn is_due(&mut self, now_ns: u64, limit_ns: u64) -> bool {
         let since = *self.since.get_or_insert(now_ns);
         let is_due = now_ns.saturating_sub(since) >= limit_ns && !self.is_reported;
@@ -29,8 +29,8 @@ impl DrainTimer {
         is_due
     }
 
-    /// When [`is_due`](Self::is_due) is to be asked, at the latest: none when it does not run, or
-    /// has said so.
+    /// Latest time to call [`is_due`](Self::is_due), in ns: none when the timer does not run, or
+    /// the excess has been reported.
     pub fn deadline(&self, limit_ns: u64) -> Option<u64> {
         let since = self.since.filter(|_| !self.is_reported)?;
         Some(since.saturating_add(limit_ns))

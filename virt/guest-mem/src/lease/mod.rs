@@ -15,10 +15,10 @@
 //!
 //! **Shares.** No device can take all of the table. Each of the first [`SHARES`] devices that needs
 //! it has a *reserve*, a 64th of the table ([`MAX_RESERVE`] at most), for itself; the rest is
-//! common and goes to whoever asks. A lease that finds neither is refused as [`Full`]: it is had
-//! when others end, and never a fault. A table of [`MAX_LEASES`] keeps 1,024 for each of 32
-//! devices, as many as the largest request has (4 MiB in scattered pages), and 32,767 for all: so
-//! every request fits its device's reserve, and no device waits for another.
+//! common to all devices, first come, first served. If neither has room, [`Full`] is returned: the
+//! lease can begin once others end, and this is never a fault. A table of [`MAX_LEASES`] keeps
+//! 1,024 for each of 32 devices, as many as the largest request has (4 MiB in scattered pages), and
+//! 32,767 for all: so every request fits its device's reserve, and no device waits for another.
 //!
 //! Cost: about 15 instructions to begin, as many to end, one cache line. Memory: 32 bytes for each
 //! slot ever used.
@@ -50,11 +50,12 @@ pub const MAX_RESERVE: usize = 1024;
 /// several leases.
 pub const LEASE_SPAN: u64 = 2 << 20;
 
-/// No lease could be begun now. That is no fault: it can be had when others have ended.
+/// Refusal of a lease because the table is full. This is no fault: the lease can begin once others
+/// have ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Full {
-    /// Most that this device could hold if nobody else held any: a request that needs more will
-    /// never fit.
+    /// Most leases that this device could hold if no other device held any: a request that needs
+    /// more will never fit.
     pub most: usize,
 }
 
@@ -82,29 +83,30 @@ pub trait Leases {
     /// its end.
     fn is_stale(&self, id: LeaseId) -> bool;
 
-    /// Whether `source` could begin so many now: what a device waits for that met [`Full`].
+    /// Returns whether `source` could begin `leases` leases now: the condition for which a device
+    /// waits after [`Full`].
     fn has_room(&self, source: SourceId, leases: usize) -> bool;
 
-    /// Those of `pages` that a lease in flight lies in: they cannot be evicted now. Asked a batch
-    /// at a time, so one look at each lease is not too much.
+    /// Returns those of `pages` in which a lease in flight lies: they cannot be evicted now. Called
+    /// for a batch of pages at a time, so one visit of each lease is affordable.
     fn in_use(&self, pages: &Pages) -> u32;
 }
 
-/// Names one lease in flight: the slot's number in bits 15:0, and how often the slot has changed
+/// Name of one lease in flight: the slot's number in bits 15:0, and how often the slot has changed
 /// hands in 31:16. That is odd for a lease in flight; a free slot holds the even one that comes
-/// before its next lease's. So one comparison tells a live name from an ended one. (Additions, and
-/// no bit to set: the compiler would make a store of one byte of it, and the load of the whole that
-/// follows would wait for that.)
+/// before its next lease's. So one comparison distinguishes a live name from an ended one.
+/// (Additions, and no bit to set: the compiler would make a store of one byte of it, and the load
+/// of the whole that follows would wait for that.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LeaseId(pub(crate) u32);
 
 impl LeaseId {
     const TURN: u32 = 1 << 16;
 
-    /// Of every lease that is only counted ([`DirectMap`](crate::DirectMap)).
+    /// Name of every lease that is only counted ([`DirectMap`](crate::DirectMap)).
     pub(crate) const COUNTED: Self = Self(Self::TURN);
 
-    /// What the never used slot `number` holds.
+    /// Creates the initial value of slot `number`, which was never used.
     fn unused(number: u16) -> Self {
         Self(u32::from(number))
     }
@@ -118,28 +120,28 @@ impl LeaseId {
         self.0 as u16
     }
 
-    /// Of the lease that begins in this free slot, or of this lease's slot when it has ended. After
-    /// 2^15 leases the names begin anew.
+    /// Returns the name of the lease that begins in this free slot, or the value of this lease's
+    /// slot when it has ended. After 2^15 leases the names begin anew.
     #[inline]
     fn next(self) -> Self {
         Self(self.0.wrapping_add(Self::TURN))
     }
 }
 
-/// What one lease covers.
+/// Record of one lease: the memory, the device and the access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeaseRecord {
     /// Its name.
     pub id: LeaseId,
     /// First address, as the device named it.
     pub iova: Iova,
-    /// Where that was translated to when the lease began.
+    /// Address to which that translated when the lease began.
     pub gpa: Gpa,
     /// Length in bytes.
     pub len: u32,
     /// The device.
     pub source: SourceId,
-    /// What it does there.
+    /// Access that the device makes.
     pub perm: Perm,
     is_stale: bool,
 }
@@ -154,17 +156,17 @@ impl LeaseRecord {
 /// A lease in flight, or a place for one. All zeroes: never used.
 #[derive(Clone, Copy, Debug, FromZeros)]
 struct Slot {
-    /// Of the last lease that used the slot, as in [`LeaseRecord`].
+    /// Address of the last lease that used the slot, as in [`LeaseRecord`]; likewise the next four.
     iova: u64,
     gpa: u64,
     len: u32,
     source: u16,
     is_write: bool,
-    /// What is known of a lease in flight besides; nothing, of most.
+    /// Flags of a lease in flight, such as [`STALE`]; zero for most leases.
     notes: u8,
-    /// Of the lease in flight, or of none: see [`LeaseId`].
+    /// Name of the lease in flight, or of none: see [`LeaseId`].
     id: u32,
-    /// In the list of the free slots.
+    /// Next slot in the list of free slots.
     next: u16,
     is_young: bool,
 }
@@ -202,7 +204,7 @@ impl Slot {
     }
 }
 
-/// What is counted for a device, from the first time that it is needed.
+/// Counters of one device, made at the first lease that needs them.
 #[derive(Debug)]
 struct Holder {
     source: SourceId,
@@ -222,7 +224,8 @@ struct Holder {
 ///
 /// // The guest unmaps the page and waits: the walk now finds nothing.
 /// leases.begin_recheck(Some((Iova::new(0xf000), Iova::new(0xffff))));
-/// let is_done = leases.recheck(&mut Budget::unlimited(), |source| source == disk, |_, _, _| Ok(false));
+/// let mut all = Budget::unlimited();
+/// let is_done = leases.recheck(&mut all, |source| source == disk, |_, _, _| Ok(false));
 /// assert_eq!(is_done, Ok(true));
 /// assert_eq!(leases.stale(), 1); // the wait parks ...
 /// assert!(leases.is_stale(id));
@@ -232,7 +235,7 @@ struct Holder {
 /// ```
 #[derive(Debug)]
 pub struct LeaseTable {
-    /// As many as a number can name, so that a look at one needs no check. Memory is taken as they
+    /// As many as a number can name, so that an index needs no check. Memory is allocated as slots
     /// are used.
     slots: Box<[Slot; 1 << 16]>,
     /// The first of the free slots that are common.
@@ -270,7 +273,7 @@ impl LeaseTable {
         }
     }
 
-    /// A slot for a lease of `source`, and what is to be noted of the lease.
+    /// Finds a slot for a lease of `source`; also returns the flags of the lease.
     #[cold]
     #[inline(never)]
     fn find_slot(&mut self, source: SourceId) -> Result<(u16, u8), Full> {
@@ -309,7 +312,7 @@ impl LeaseTable {
         number
     }
 
-    /// The index of what is counted for `source`.
+    /// Returns the index of the counters of `source`.
     fn holder(&mut self, source: SourceId) -> usize {
         let mut holders = self.holders.iter();
         holders

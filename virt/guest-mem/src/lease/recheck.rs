@@ -1,18 +1,17 @@
-//! Which leases an invalidation concerns, and whether they still hold: in pieces, as a caller's
-//! budget lasts.
+//! Recheck of the leases that an invalidation concerns, in pieces, as a caller's budget lasts.
 //!
-//! [`LeaseTable::begin_recheck`] says what is asked, [`LeaseTable::recheck`] does as much of it as
-//! the budget allows and goes on next time where it stopped, in the middle of a lease if need be.
-//! Leases may begin and end between: one that has begun since was translated by the new tables, and
-//! whether it is asked about makes no difference.
+//! [`LeaseTable::begin_recheck`] sets the range, [`LeaseTable::recheck`] checks as much of it as
+//! the budget allows and resumes next time where it stopped, in the middle of a lease if need be.
+//! Leases may begin and end between: one that has begun since was translated by the new tables, so
+//! it does not matter whether it is checked.
 //!
-//! How leases are found: by lists, one for each bucket of (device, [`LEASE_SPAN`] of IOVA), so that
-//! the invalidation of a page looks at the leases of a device in 2 MiB only. A lease is put into
-//! the index by the first recheck of its life, and most end before any comes: so beginning and
-//! ending cost nothing for it. A recheck that concerns as many buckets as there are leases goes
-//! through all of them instead.
+//! Leases are found by lists, one for each bucket of (device, [`LEASE_SPAN`] of IOVA), so that the
+//! invalidation of a page visits the leases of a device in 2 MiB only. A lease is put into the
+//! index by the first recheck after its beginning, and most leases end before that: so the index
+//! adds no cost to beginning and ending. A recheck that concerns as many buckets as there are
+//! leases visits all leases instead.
 //!
-//! Two buckets may share a list (the heads are a hash table); a visit tells them apart.
+//! Two buckets may share a list (the heads are a hash table); a visit distinguishes them.
 
 use super::{Holder, INDEXED, LEASE_SPAN, LeaseRecord, LeaseTable, NONE, STALE};
 use crate::access::{Access, Stop};
@@ -21,8 +20,8 @@ use crate::addr::{Iova, SourceId};
 /// Lists: as many as half the leases of the largest table.
 const HEADS: usize = 1 << 15;
 
-/// How much work is left, in units of the caller's choice: nanoseconds, in the VT-d unit. Every
-/// recheck begins with some.
+/// Work budget of a recheck, in units of the caller's choice: nanoseconds, in the VT-d unit. Every
+/// recheck begins with a budget above zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Budget {
     limit: u64,
@@ -30,20 +29,20 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// What looking at one lease costs, or putting it into its list.
+    /// Cost of a visit to one lease, or of its insertion into its list.
     pub const VISIT: u64 = 5;
 
-    /// Enough for everything.
+    /// Creates a budget that is never spent.
     pub const fn unlimited() -> Self {
         Self::new(u64::MAX)
     }
 
-    /// This much.
+    /// Creates a budget of `limit` units.
     pub const fn new(limit: u64) -> Self {
         Self { limit, spent: 0 }
     }
 
-    /// Takes `cost`; what has begun is finished, so the last of it may be more than was left.
+    /// Charges `cost`. Work that has begun is finished, so the last charge may exceed the rest.
     #[inline]
     pub fn charge(&mut self, cost: u64) {
         self.spent = self.spent.saturating_add(cost);
@@ -55,7 +54,7 @@ impl Budget {
         self.spent >= self.limit
     }
 
-    /// What was charged.
+    /// Returns the units charged so far.
     pub fn spent(&self) -> u64 {
         self.spent
     }
@@ -64,7 +63,8 @@ impl Budget {
 /// The part of a lease that is asked about: its bytes from `at` to `end`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
-    /// First byte that is not known to hold. Whoever looks moves it on.
+    /// First byte whose translation is not yet known to be unchanged. The callback that checks the
+    /// translation advances it.
     pub at: u32,
     /// Behind the last byte, at most the lease's length.
     pub end: u32,
@@ -87,11 +87,11 @@ pub(super) struct Index {
     cursor: Cursor,
     /// The lease that was not finished, and how far it holds.
     partial: Option<(u32, u32)>,
-    /// Leases looked at, put into the index, or passed over, ever.
+    /// Leases visited, put into the index, or passed over since the table was made.
     visits: u64,
 }
 
-/// Where a slot is in the index.
+/// Links of a slot in the index.
 #[derive(Clone, Copy, Debug, Default)]
 struct Links {
     next: u16,
@@ -113,7 +113,7 @@ enum Cursor {
     List(usize, u64, u16),
 }
 
-/// Which list is a bucket's.
+/// Returns the number of a bucket's list.
 fn head_of(source: SourceId, bucket: u64) -> usize {
     // A multiplicative hash (2^64 divided by the golden ratio): its high bits depend on all of the
     // key's.
@@ -122,8 +122,8 @@ fn head_of(source: SourceId, bucket: u64) -> usize {
 }
 
 impl LeaseTable {
-    /// Asks about all leases, or about what of them lies between two addresses (the first and the
-    /// last). What was asked before is forgotten. [`recheck`](Self::recheck) does it.
+    /// Begins a recheck of all leases, or of their parts between two addresses (the first and the
+    /// last). A former recheck is abandoned. [`recheck`](Self::recheck) does the work.
     pub fn begin_recheck(&mut self, range: Option<(Iova, Iova)>) {
         let index = &mut self.index;
         index.partial = None;
@@ -137,16 +137,16 @@ impl LeaseTable {
         !self.index.young.is_empty() || !self.index.all.is_empty()
     }
 
-    /// Goes on with the recheck that was begun, if one was, for the devices that `select` picks,
-    /// while `budget` lasts; true when it is over. A lease whose translation no longer holds is
+    /// Continues the recheck that was begun, if one was, for the devices that `select` picks,
+    /// while `budget` lasts; true when it is done. A lease whose translation no longer holds is
     /// marked as stale. Once stale, always stale: a page that was unmapped and mapped again to the
     /// same place has still been through a revocation.
     ///
-    /// `holds` looks at a part of a lease: it moves [`Part::at`] as far as the translation is what
-    /// it was, and answers false where it is not. It charges the budget for what it does, and may
+    /// `holds` checks a part of a lease: it advances [`Part::at`] as far as the translation is
+    /// unchanged, and returns false where it differs. It charges the budget for its work, and may
     /// stop when that is spent. A [`Stop::Fault`] of `holds` means that the translation is gone:
-    /// stale. A [`Stop::Pending`] is handed out at once; when the ticket completes, the recheck
-    /// goes on with the same lease.
+    /// stale. A [`Stop::Pending`] is returned at once; when the ticket completes, the recheck
+    /// continues with the same lease.
     pub fn recheck(
         &mut self,
         budget: &mut Budget,
@@ -227,13 +227,13 @@ impl LeaseTable {
         assert_eq!(answer, Ok(true), "never waits, and has no bound");
     }
 
-    /// Leases that rechecks have looked at or passed over, and slots that they have put into the
-    /// index: ever.
+    /// Returns the number of leases that rechecks have visited or passed over, and of slots that
+    /// they have put into the index, since the table was made.
     pub fn visits(&self) -> u64 {
         self.index.visits
     }
 
-    /// Looks at one lease; true when it is done with.
+    /// Visits one lease; returns true when it is done.
     fn visit(
         &mut self,
         number: u16,

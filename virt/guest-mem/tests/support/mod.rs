@@ -23,7 +23,7 @@ pub fn put(file: &OwnedFd, offset: u64, bytes: &[u8]) {
     );
 }
 
-/// The VMM looks at its file.
+/// Reads the file as the VMM does.
 pub fn get(file: &OwnedFd, offset: u64, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
     assert_eq!(

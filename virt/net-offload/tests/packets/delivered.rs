@@ -1,4 +1,4 @@
-//! What the crate makes of a frame.
+//! Delivery of a frame by the crate under test.
 
 use net_offload::{Checked, Delivery, FrameBytes, HeaderError, HeaderRoom, NetHeader, Offloads};
 

@@ -1,6 +1,5 @@
 //! Random TCP and UDP packets, and the naive model: each expected frame is put together afresh from
-//! what the packet is, with checksums summed word by word. No code of the crate is used but its
-//! constants.
+//! the packet, with checksums summed word by word. Only constants of the crate are used.
 #![allow(
     dead_code,
     reason = "a module of several tests, each of which uses a part"
@@ -36,7 +35,7 @@ pub fn all_sets() -> Vec<Offloads> {
     sets
 }
 
-/// A packet to be sent: what its headers say.
+/// A packet to be sent: the fields of its headers.
 #[derive(Clone, Debug)]
 pub struct Packet {
     /// TPID and TCI.
@@ -131,7 +130,7 @@ impl Packet {
         };
         let headers = 14 + 8 + 40 + 60 + 100 + 60;
         let len = len.min(65_535 - headers);
-        // At most 128 segments, which is what Linux takes of UDP.
+        // At most 128 segments, Linux's bound for UDP.
         let least = len.div_ceil(100).max(1);
         let size = least + u64::from(any[14]) * 8;
         let flags = 0x10 | any[15] & 0x49 | if has_ecn { 0x80 } else { 0 };
@@ -317,7 +316,8 @@ impl Packet {
         (header, frame)
     }
 
-    /// What a receiver with these offloads gets of what such a sender sent.
+    /// Returns the frames that a receiver with these offloads gets for the packet, as sent by such
+    /// a sender.
     pub fn expected(&self, sender: Offloads, receiver: Offloads) -> Vec<Expected> {
         let partial = sender.contains(Offloads::CSUM) && receiver.contains(Offloads::CSUM);
         let is_to_segment = sender.contains(self.needs()) && self.is_large();

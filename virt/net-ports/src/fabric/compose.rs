@@ -64,8 +64,7 @@ pub(super) fn copy_of(keep: &KeepAlive, slices: &[(Hva, u32)], len: u32) -> Opti
     Some(bytes)
 }
 
-/// A frame with its tag changed: bytes that were looked at, and the rest of the frame from `from`
-/// on.
+/// A frame with its tag changed: the head that was read, and the rest of the frame from `from` on.
 struct Retagged<'f> {
     head: [u8; HEAD_LEN + TAG],
     head_len: usize,
@@ -206,8 +205,8 @@ pub(super) fn deliver_short(
     Some(taken)
 }
 
-/// Offers the first frame that waits for a port, or up to `room` of its segments, whose number that
-/// are over is the answer; 0 if the receiver has taken none of what there was.
+/// Offers the first frame that waits for a port, or up to `room` of its segments. Returns the
+/// number of segments that are done; 0 if the receiver has taken none.
 pub(super) fn deliver(
     shared: &mut Shared,
     id: PortId,
@@ -257,7 +256,7 @@ pub(super) fn deliver(
     if is_wrong && let Some(port) = shared.port(from) {
         port.counters.wrong_headers += 1;
     }
-    // A frame that is wrong, or no longer there, is over.
+    // A frame that is wrong, or no longer there, is done.
     let (taken, count) = outcome.unwrap_or((1, 0));
     let Some(port) = shared.port(id) else {
         return 0;
@@ -366,7 +365,7 @@ impl<'b> Burst<'b> {
         self.parts.push(Part { header, slices });
     }
 
-    /// How many of them are over.
+    /// Offers the parts to the receiver; returns the number of those it is done with.
     fn offer(&self, to: &mut dyn FrameReceiver) -> usize {
         let mut rest = &self.slices[..];
         let mut bytes = self.bytes.iter();

@@ -1,29 +1,29 @@
-//! A switch whose ports belong to network devices: frames lie in their sender's memory until a
+//! Switch whose ports belong to network devices: frames stay in their sender's memory until a
 //! receiver has copied them.
 //!
 //! ```text
 //! sender's visit ─ send ─▶ decision (first 18 bytes, copied) ─▶ queue of each receiver
 //! receiver's visit ─ receive ─▶ headers checked (copied), retagged ─▶ payload copied from guest to guest
-//! sender's visit ─ collect ─▶ taken by all, or too old: copied for those who have not taken it
+//! sender's visit ─ collect ─▶ taken by all, or too old: copied for those that have not taken it
 //! ```
-//! **One copy** from guest to guest, of the payload. What decisions rest on is copied first, and is
-//! what the receiver gets: a sender that changes a frame under way changes its payload only. A
-//! frame of [`SHORT`] bytes at most is copied whole when it is sent: a second copy of so few bytes,
-//! out of the cache, costs less than what keeping a frame takes, and the sender has its buffer back
-//! at once. Those that leave nothing undone are copied into their receiver's queue, and handed to
-//! it a burst at a time.
+//! **One copy** from guest to guest, of the payload. The headers on which decisions depend are
+//! copied first, and the receiver gets that copy: a sender that changes a frame in flight changes
+//! its payload only. A frame of at most [`SHORT`] bytes is copied whole when it is sent: a second
+//! copy of a few bytes, out of the cache, costs less than keeping the frame, and the sender has its
+//! buffer back at once. Short frames that leave nothing undone are copied into their receiver's
+//! queue, and handed to it a burst at a time.
 //!
-//! **A port that takes nothing** holds no other up. Its queue is bounded ([`QUEUE`]), and what lies
-//! there for longer than [`KEEP_NS`] is copied by its sender, who then has its buffer back, up to
-//! [`COPIED`] bytes for each receiver; behind these bounds frames are dropped, for that receiver
-//! alone.
+//! **A port that takes nothing** delays no other port. Its queue is bounded ([`QUEUE`]). A frame
+//! that stays there for longer than [`KEEP_NS`] is copied by its sender, which then has its buffer
+//! back, up to [`COPIED`] bytes for each receiver; beyond these bounds frames are dropped, for that
+//! receiver alone.
 //!
-//! **Who is woken.** A port whose first frame comes tells its owner: by a descriptor, or, where the
-//! owners of all ports are one ([`Fabric::port_with`]), by a call.
+//! **Wake-up.** A port whose queue gets its first frame wakes its owner: by a descriptor, or, where
+//! all ports have one owner ([`Fabric::port_with`]), by a call.
 //!
-//! A port may be used by another thread than the others'; then frames are copied between cores. One
-//! lock guards all, held for a burst; on one core it is never waited for, and costs two atomic
-//! operations a burst.
+//! Ports may be used by different threads; then frames are copied between cores. One lock guards
+//! all, held for a burst; on one core it is never contended, and costs two atomic operations a
+//! burst.
 
 mod compose;
 mod port;
@@ -46,16 +46,16 @@ use compose::Composer;
 pub use port::SwitchPort;
 use waiting::Waiting;
 
-/// Frames that wait for one receiver at most.
+/// Most frames that wait for one receiver.
 const QUEUE: usize = 1_024;
-/// Bytes of a frame that is copied when it is sent.
+/// Largest frame that is copied when it is sent, in bytes.
 const SHORT: usize = 256;
-/// Time that a frame stays in its sender's memory at most, counted when the sender looks: 50 µs.
+/// Longest time that a frame stays in its sender's memory, checked at the sender's visits: 50 µs.
 const KEEP_NS: u64 = 50_000;
-/// Bytes of frames that were copied for one receiver at most.
+/// Most bytes of frames that are copied for one receiver.
 const COPIED: usize = 1 << 20;
 
-/// What has happened in a switch to frames of, or for, one port.
+/// Counters of frames from, or for, one port of a switch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FabricCounters {
     /// Frames for it that were dropped because its queue was full, or because it took none for too
@@ -67,7 +67,7 @@ pub struct FabricCounters {
     pub wrong_headers: u64,
 }
 
-/// A switch, and what is under way in it.
+/// A switch, and the frames in it.
 #[derive(Clone)]
 pub struct Fabric(Arc<Mutex<Shared>>);
 
@@ -104,7 +104,7 @@ struct Frame {
     data: Data,
 }
 
-/// What the sender is still to be told.
+/// State of a frame that the sender has not collected yet.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Sent {
     /// It is in a receiver's queue, in the sender's memory.
@@ -122,7 +122,7 @@ struct Port {
     /// Segments of the first one that it has taken.
     segments_taken: usize,
     copied_bytes: usize,
-    /// Length of the queue, for a look without the lock.
+    /// Length of the queue, for reads without the lock.
     waiting: Arc<AtomicUsize>,
     wake: Arc<Wake>,
     /// Frames of it, from number `first` on.
@@ -145,7 +145,7 @@ struct Shared {
     frames: Vec<Option<Frame>>,
     /// By place, as `frames`.
     short: Vec<[u8; SHORT]>,
-    /// Receivers of the burst under way, whose owners are to be told.
+    /// Receivers of the burst under way, whose owners are to be woken.
     touched: PortSet,
     free: Vec<usize>,
     spare_slices: Vec<Vec<(Hva, u32)>>,
@@ -173,7 +173,7 @@ impl Fabric {
     }
 
     /// Adds a port, whose frames have at most `mtu` bytes of payload where nothing is left undone.
-    /// It is removed when it is dropped.
+    /// Dropping the port removes it.
     ///
     /// # Errors
     /// There is no room, or another port is bound to the same address.
@@ -181,9 +181,8 @@ impl Fabric {
         SwitchPort::new(self.clone(), config, mtu, None)
     }
 
-    /// As [`port`](Self::port); `wake` is called when the first frame waits for it, by the thread
-    /// that sends it, and its device has no descriptor for that. For ports whose devices are all
-    /// polled by one thread.
+    /// As [`port`](Self::port), but without a descriptor: when its queue gets its first frame, the
+    /// sending thread calls `wake`. For ports whose devices are all polled by one thread.
     ///
     /// # Errors
     /// As for [`port`](Self::port).
@@ -196,8 +195,8 @@ impl Fabric {
         SwitchPort::new(self.clone(), config, mtu, Some(wake))
     }
 
-    /// What the switch has decided about frames from a port, and what has become of those from it
-    /// and for it.
+    /// Returns the counters of the switch's decisions about frames from a port, and of the frames
+    /// moved from it and to it.
     pub fn counters(&self, id: PortId) -> (PortCounters, FabricCounters) {
         let mut shared = self.lock();
         let decided = shared.switch.counters(id);
@@ -234,8 +233,8 @@ impl Shared {
         })
     }
 
-    /// Puts the frame at `place` into the queues of its receivers, and answers whether there is
-    /// one. Otherwise the place is free again.
+    /// Puts the frame at `place` into the queues of its receivers; returns whether there is one.
+    /// Otherwise the place is free again.
     fn enqueue(&mut self, place: usize) -> bool {
         let Some(frame) = &self.frames[place] else {
             return false;
@@ -257,8 +256,8 @@ impl Shared {
         false
     }
 
-    /// Puts a short frame that leaves nothing undone into the queues of its receivers, as it is,
-    /// and answers whether there is one. `None` where one is to get it with another tag.
+    /// Puts a short frame that leaves nothing undone into the queues of its receivers, unchanged;
+    /// returns whether there is one. `None` if one of them must get it with another tag.
     #[inline]
     fn enqueue_short(&mut self, forward: &Forward, bytes: &[u8]) -> Option<bool> {
         let as_it_is = |id| self.switch.retag(forward, id) == Retag::default();
@@ -289,7 +288,7 @@ impl Shared {
         true
     }
 
-    /// Tells the owners of the ports that have got frames in this burst.
+    /// Wakes the owners of the ports that have received frames in this burst.
     fn tell_receivers(&mut self) {
         for id in std::mem::take(&mut self.touched).iter() {
             if let Some(port) = self.port(id) {
@@ -401,7 +400,7 @@ impl Shared {
         places.into_iter().for_each(|at| self.release(at, id));
     }
 
-    /// Lets go of the memory of all frames of a port.
+    /// Copies all frames of a port that are kept, which releases their memory.
     fn let_go(&mut self, id: PortId) {
         let Some(port) = self.port(id) else { return };
         let kept = port.sent.iter().filter_map(|sent| match sent {
@@ -416,8 +415,8 @@ impl Shared {
 impl Port {
     fn show_waiting(&mut self) {
         let len = self.queue.len();
-        // Pairs with the load of a device that is looked at: it may see this late, as it may a
-        // frame. Nobody else stores: the lock is held.
+        // Pairs with the load of a device that is polled: it may see this late, as it may a
+        // frame. No other thread stores: the lock is held.
         let former = self.waiting.load(Ordering::Relaxed);
         self.waiting.store(len, Ordering::Relaxed);
         match &*self.wake {

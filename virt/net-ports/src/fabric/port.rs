@@ -1,4 +1,4 @@
-//! One port of a switch, as the device that has it sees it.
+//! Port of a switch, as seen by its device.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, RawFd};
@@ -24,7 +24,7 @@ pub struct SwitchPort {
     mtu: u16,
     waiting: Arc<AtomicUsize>,
     wake: Arc<Wake>,
-    /// Frames that are kept, or of which that is not told yet.
+    /// Number of frames that are kept, or whose end has not been collected yet.
     kept: usize,
 }
 
@@ -86,7 +86,8 @@ impl SwitchPort {
         self.id
     }
 
-    /// What the switch has decided about frames from it, and what has become of those.
+    /// Returns the counters of the switch's decisions about frames from it, and of the frames
+    /// moved from it and to it.
     pub fn counters(&self) -> (PortCounters, FabricCounters) {
         self.fabric.counters(self.id)
     }
@@ -121,8 +122,8 @@ impl NetPort for SwitchPort {
         }
     }
 
-    /// What waits is delivered as the driver wants it now; a frame of which it has got a part is
-    /// finished in another way, and is dropped.
+    /// Sets the offloads with which waiting frames are delivered from now on. A frame of which the
+    /// driver has received a part cannot be continued with other offloads, and is dropped.
     fn set_receiver(&mut self, receiver: Offloads) {
         let mut shared = self.fabric.lock();
         let Some(port) = shared.port(self.id) else {
@@ -150,8 +151,8 @@ impl NetPort for SwitchPort {
         self.kept = 0;
     }
 
-    /// Of those that are kept, what was dropped is told by [`collect`](NetPort::collect), in order
-    /// with what was not.
+    /// Sends frames. Drops of kept frames are reported by [`collect`](NetPort::collect), in order
+    /// with the frames that were not dropped.
     fn send(&mut self, _pair: u16, frames: &[TxFrame<'_>], keep: &KeepAlive) -> usize {
         let mut shared = self.fabric.lock();
         let now = shared.now_ns();
@@ -185,7 +186,7 @@ impl NetPort for SwitchPort {
                 if at.is_some_and(|at| now.saturating_sub(at) < KEEP_NS) {
                     break;
                 }
-                // Which makes it done.
+                // This completes it.
                 shared.copy_out(place);
                 continue;
             }
@@ -206,7 +207,7 @@ impl NetPort for SwitchPort {
         self.fabric.lock().let_go(self.id);
     }
 
-    /// Where the owner is called it needs not look.
+    /// Returns whether the device must be polled in each sweep: not if a call wakes the owner.
     fn has_own_events(&self) -> bool {
         matches!(*self.wake, Wake::Fd(_))
     }
@@ -247,8 +248,8 @@ impl NetPort for SwitchPort {
     }
 }
 
-/// Sends a frame that is copied now; false if no port gets it. `last`: the head of the one before
-/// it in its burst, and where that one went.
+/// Sends a frame that is copied now; returns false if no port gets it. `last`: head and decision of
+/// the frame before it in its burst.
 #[inline]
 fn send_short(
     shared: &mut Shared,

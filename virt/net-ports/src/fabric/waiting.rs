@@ -20,7 +20,7 @@ enum Item {
 #[derive(Debug, Default)]
 pub(super) struct Waiting {
     items: VecDeque<Item>,
-    /// As many as there may be frames; made for the first one.
+    /// Buffers for the largest number of frames; made for the first one.
     slots: Box<[[u8; SHORT]]>,
     /// The slot of the first short frame, and how many there are.
     first: usize,
@@ -94,7 +94,7 @@ impl Waiting {
         Some(place)
     }
 
-    /// Where the frame at `place` stands.
+    /// Returns the position in the queue of the frame at `place`.
     pub fn position(&self, place: usize) -> Option<usize> {
         let wanted = Item::Place(place);
         self.items.iter().position(|item| *item == wanted)

@@ -5,21 +5,20 @@
 //! none that the guest's driver has not taken on (TUNSETOFFLOAD, which is for the whole interface).
 //! A frame whose header it refuses is dropped and counted.
 //!
-//! **Receiving**: one read is posted ahead in the io_uring of the polling thread, so that looking
-//! for a frame is a load. When it has ended, so many more as there were lately are made at once
-//! that do not wait, and another that does (before Linux 6.4, which does not take them, that one
-//! alone). Frames that the driver has no buffers for are left in the interface's own bounded queue.
-//! Where the host refuses io_uring, a look is a read that does not wait.
+//! **Receiving**: one read is posted ahead in the io_uring of the polling thread, so that a poll
+//! for a frame is a load. When it has completed, nonblocking reads are submitted at once, as many
+//! as there were frames lately, and another waiting one (before Linux 6.4, which does not take
+//! nonblocking reads, that one alone). Frames for which the driver has no buffers are left in the
+//! interface's own bounded queue. Where the host refuses io_uring, a poll is a nonblocking read.
 //!
 //! **Sending** is a `writev` for each frame, from the guest's memory, that does not wait.
 //!
-//! An interface that is deleted takes the link down, which is logged once; what is sent then is
-//! dropped.
+//! Deleting an interface takes the link down, which is logged once; frames sent then are dropped.
 //!
 //! Bound: [`SLOTS`] buffers for each queue, of 64 KiB.
 //!
 //! UNSAFETY: `ioctl`; `writev` of a header and guest memory; reads of the kernel into buffers that
-//! stay until it has answered ([`queue`]).
+//! stay until they have completed ([`queue`]).
 
 mod open;
 mod queue;
@@ -38,7 +37,7 @@ pub use queues::TapQueues;
 /// Buffers of one queue.
 const SLOTS: usize = BURST;
 
-/// What is counted of an interface.
+/// Counters of an interface.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TapCounters {
     /// Frames of the guest whose header the kernel refused.
@@ -55,7 +54,7 @@ pub struct TapPort {
     /// Queues that the driver uses.
     in_use: u16,
     is_started: bool,
-    /// What the driver has taken on.
+    /// Offloads that the driver has accepted.
     receiver: Offloads,
     is_gone: bool,
     counters: TapCounters,
@@ -149,7 +148,7 @@ impl NetPort for TapPort {
         self.use_queues(pairs);
     }
 
-    /// What was meant for the driver before is stale for the next one.
+    /// Discards the frames for the former driver, which are stale for the next one.
     fn reset(&mut self) {
         self.is_started = false;
         for queue in &mut self.queues[..usize::from(self.in_use)] {

@@ -33,10 +33,10 @@ pub enum TapError {
     /// The interface was made for one queue only.
     #[error("it has one queue")]
     OneQueue,
-    /// The interface's MTU is less than what was asked for.
+    /// The interface's MTU is less than the requested one.
     #[error("its MTU is {has}, less than {asked}")]
     Mtu {
-        /// What was asked for.
+        /// The requested MTU.
         asked: u16,
         /// The interface's.
         has: u16,
@@ -49,21 +49,21 @@ pub enum TapError {
     Setup(#[source] io::Error),
 }
 
-/// What is asked of an interface.
+/// Options for opening an interface.
 #[derive(Clone, Copy, Debug)]
 pub struct TapOptions<'n> {
     /// Its name.
     pub name: &'n str,
-    /// Queues, 1 at least.
+    /// Number of queues, at least 1.
     pub pairs: u16,
-    /// Largest packet, no more than the interface's own, which it is unless said otherwise.
+    /// Largest packet in bytes, at most the interface's MTU, which is the default.
     pub mtu: Option<u16>,
-    /// One that is not there is made, if we may, and goes with its queues; otherwise that is an
-    /// error, as a slip in its name would be.
+    /// An interface that does not exist is made, if permitted, and is removed with its queues. If
+    /// false, a missing interface is an error, since the name may be mistyped.
     pub is_made: bool,
 }
 
-/// What is known of an interface.
+/// Properties of an interface.
 #[derive(Clone, Debug)]
 pub struct Interface {
     pub name: String,
@@ -103,8 +103,8 @@ impl Interface {
             return Err(TapError::Missing);
         }
         let files = match (attach(name, pairs, pairs > 1), pairs) {
-            // One that was made for several queues refuses to be had as one of a single queue, and
-            // the other way round.
+            // The kernel refuses to attach to an interface made for several queues as to one of a
+            // single queue, and vice versa.
             (Err(TapError::Kind), 1) => attach(name, 1, true)?,
             (Err(TapError::Kind), 2..) => {
                 return Err(match attach(name, 1, false) {
@@ -167,7 +167,7 @@ fn attach(name: &str, pairs: u16, several: bool) -> Result<Vec<File>, TapError> 
     files.collect()
 }
 
-/// Sets what the kernel leaves undone in frames that are read, for all queues.
+/// Sets the offloads that the kernel leaves undone in frames that are read, for all queues.
 pub fn set_offloads(file: &File, flags: u32) -> io::Result<()> {
     let flags = libc::c_ulong::from(flags);
     // SAFETY: the argument is a number.

@@ -1,8 +1,8 @@
-//! One queue of an interface, and the buffers that frames are read into.
+//! One queue of an interface, and the buffers into which frames are read.
 //!
-//! A buffer is the kernel's from when its read is written into the io_uring until the answer has
-//! been collected ([`Slot::is_kernels`]); meanwhile nothing here touches it, and if the queue goes
-//! first it is leaked.
+//! A buffer belongs to the kernel from the submission of its read to the io_uring until the
+//! completion has been reaped ([`Slot::is_kernels`]); meanwhile nothing here touches it, and if the
+//! queue is dropped first, it is leaked.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -20,7 +20,7 @@ use super::{SLOTS, open};
 const BUFFER: usize = HEADER_LEN + MAX_FRAME + 32;
 /// Pieces of one frame that are written where they lie; one of more is put together first.
 const PIECES: usize = 32;
-/// Looks at an answer that has to come, since it was cancelled.
+/// Most polls for a completion that has to arrive, since its request was cancelled.
 const LOOKS: usize = 64;
 /// Frames in an interface's queue at most that are discarded.
 const DISCARDED: usize = 1_024;
@@ -52,7 +52,7 @@ pub struct Queue {
     has_nowait: bool,
     slots: Vec<Slot>,
     free: Vec<usize>,
-    /// Reads that the kernel has not answered.
+    /// Number of reads that have not completed.
     open: usize,
     /// Buffers with frames, and how many bytes are in them.
     ready: VecDeque<(usize, usize)>,
@@ -160,8 +160,8 @@ impl Queue {
         // The end of the file, which has no places.
         let read = read.offset(u64::MAX).rw_flags(flags).build();
         self.open += 1;
-        // SAFETY: the buffer stays where it is, untouched, while `is_kernels`: until the answer is
-        // collected; if the queue is dropped before, it is leaked.
+        // SAFETY: the buffer stays where it is, untouched, while `is_kernels`: until the completion
+        // is reaped; if the queue is dropped before, it is leaked.
         unsafe { self.share.push(read, at as u64) };
     }
 
@@ -170,7 +170,7 @@ impl Queue {
         self.share.collect(&mut answers);
         let mut found = 0;
         for (data, result) in answers.drain(..) {
-            // Answers to cancellations have more bits.
+            // Completions of cancellations have more bits.
             let Some(slot) = self.slots.get_mut(data as usize) else {
                 continue;
             };
@@ -208,8 +208,8 @@ impl Queue {
 
     /// Offers the frames that are there to a driver that has taken on so much; how many are over.
     pub fn deliver(&mut self, to: &mut dyn FrameReceiver, receiver: Offloads) -> usize {
-        // The kernel says so whatever was asked of it; a driver without GUEST_CSUM must not see it
-        // (§5.1.6.4.1).
+        // The kernel sets this regardless of the requested offloads; a driver without GUEST_CSUM
+        // must not see it (§5.1.6.4.1).
         let hidden = match receiver.contains(Offloads::CSUM) {
             true => 0,
             false => NetHeader::DATA_VALID,
@@ -270,8 +270,8 @@ impl Queue {
         })
     }
 
-    /// Takes back all buffers, and drops what is in them. What the kernel does not give back is
-    /// leaked.
+    /// Takes back all buffers, and drops the frames in them. Buffers that the kernel does not give
+    /// back are leaked.
     pub fn stop(&mut self) {
         if self.open != 0 {
             for at in 0..self.slots.len() {
@@ -300,7 +300,7 @@ impl Queue {
         self.share = UringShare::default();
     }
 
-    /// Drops what is in the interface's own queue.
+    /// Drops the frames in the interface's own queue.
     pub fn discard(&mut self) {
         for _ in 0..DISCARDED {
             self.read_now();
@@ -334,7 +334,7 @@ impl Drop for Queue {
     }
 }
 
-/// Whether an error says that the interface has been deleted.
+/// Returns whether an error means that the interface has been deleted.
 fn is_gone(errno: i32) -> bool {
     errno == libc::EBADFD || errno == libc::ENODEV
 }

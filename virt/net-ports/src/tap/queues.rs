@@ -1,5 +1,5 @@
-//! The queues of a TAP interface, for whoever moves its frames: a [`TapPort`](super::TapPort), or
-//! the kernel's vhost-net.
+//! Queues of a TAP interface. Its frames are moved by a [`TapPort`](super::TapPort) or by the
+//! kernel's vhost-net.
 
 use std::fs::File;
 use std::io;
@@ -20,7 +20,7 @@ impl TapQueues {
     /// Attaches to an interface.
     ///
     /// # Errors
-    /// The interface cannot be had as it is asked for.
+    /// The interface cannot be opened with these options.
     pub fn open(options: &TapOptions<'_>) -> Result<Self, TapError> {
         let (interface, files) = Interface::open(options)?;
         Ok(Self { interface, files })
@@ -46,7 +46,7 @@ impl TapQueues {
         self.interface.has_uso
     }
 
-    /// Sets what the kernel may leave undone in frames that are read.
+    /// Sets the offloads that the kernel may leave undone in frames that are read.
     ///
     /// # Errors
     /// The kernel's; an interface that was deleted refuses.

@@ -20,7 +20,7 @@ struct Endpoint {
     kinds: [BarKind; BARS],
     config: Mutex<ConfigSpace>,
     last: Mutex<Option<(u8, u64, Vec<u8>)>>,
-    /// Where it was told that BAR 0 is decoded, and what its own command register said then.
+    /// Calls of `decodes`: the address of BAR 0, and the function's own command register then.
     told: Mutex<Vec<(Option<u64>, u16)>>,
 }
 

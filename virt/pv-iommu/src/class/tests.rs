@@ -15,10 +15,10 @@ use crate::unit::{Config, PvIommu};
 type Driver = AnyDriver<ArrayMem, QueueConfig>;
 
 const LAYOUTS: [u64; 2] = [!feature::RING_PACKED, !0];
-/// Where requests and their tails are.
+/// Addresses of requests and their tails.
 const AT: u64 = 0x4_0000;
 const TAIL: u64 = 0x5_0000;
-/// What buffers hold before the device has them.
+/// Content of buffers before the device has them.
 const BEFORE: u8 = 0xee;
 
 #[derive(Default)]
@@ -37,7 +37,7 @@ impl Interrupt for Irq {
     }
 }
 
-/// What the owner does between the two.
+/// Sink of the unit: records the events that the owner passes on to the class.
 #[derive(Default)]
 struct Between {
     answers: Vec<(u64, CommandResult)>,
@@ -286,7 +286,7 @@ fn many_in_one_batch_are_done_in_their_order() {
 }
 
 #[test]
-fn what_cannot_be_parsed_is_given_back_unwritten() {
+fn requests_that_do_not_parse_are_returned_unwritten() {
     for features in LAYOUTS {
         let mut world = World::new(features);
         for kind in [0, 6, 0x7f, 0xff] {

@@ -1,4 +1,4 @@
-//! Where an access goes, and what others may ask of that.
+//! Translation of accesses, and queries about it by other functions.
 
 use std::collections::BTreeMap;
 
@@ -28,7 +28,7 @@ impl PvIommu {
     }
 }
 
-/// Where an access goes, without a trace.
+/// Returns the translation of an access, without recording a refusal.
 pub(super) fn look(
     endpoints: &[Endpoint],
     domains: &BTreeMap<u32, Domain>,

@@ -1,18 +1,18 @@
-//! What a MAP says of accesses to come: hints, by which memory is there when devices reach it.
+//! Hints of MAP requests at accesses to come, by which memory is present when devices reach it.
 //! Answers do not wait for them.
 //!
-//! * *gather*: pages that a device may *read* are asked for at once ([`PhysMem::gather`]), where
-//!   memory may be absent. The device that reaches one of them finds it there, or waits for a page
-//!   that is under way already. Pages that a device may only write are not asked for: most are
-//!   about to be overwritten as a whole, which the device says when it asks for them itself; to
-//!   bring in what they held would be a read in vain.
+//! * *gather*: pages that a device may *read* are requested at once ([`PhysMem::gather`]), where
+//!   memory may be absent. The device that reaches one of them finds it present, or waits for a
+//!   page-in that has begun already. Pages that a device may only write are not requested: most are
+//!   about to be overwritten as a whole, which the device states in its own request; reading their
+//!   old content would be wasted.
 //! * *populate*: see [`populate`](crate::populate).
 //!
-//! **Bounds.** At most [`PAGES`] pages are asked for in one call of the unit, and at most
-//! [`TICKETS`] such questions are under way; a MAP beyond that is carried out without a hint, and
-//! counted. Memory keeps what has come for a ticket until it is asked for again, for seconds if
-//! need be: here that is done at the next poll, so that a guest which maps and never uses holds
-//! nothing. From then on it is a page like any other, of those that came last.
+//! **Bounds.** At most [`PAGES`] pages are requested in one call of the unit, and at most
+//! [`TICKETS`] such requests are under way; a MAP beyond that is executed without a hint, and
+//! counted. Memory keeps a page that came in for a ticket until it is accessed, for seconds if need
+//! be. Here the next poll accesses it, so that a guest which maps and never uses holds nothing.
+//! From then on it is a page like any other, among the most recent.
 
 use std::sync::Arc;
 
@@ -21,17 +21,17 @@ use guest_mem::{Gpa, Intent, PAGE_SIZE, PhysMem, Stop, Ticket};
 use crate::mappings::Mapping;
 use crate::populate::PopulateWindows;
 
-/// Pages that one call asks for at most, 256 KiB.
+/// Most pages that one call requests, 256 KiB.
 pub const PAGES: u64 = 64;
-/// Questions under way at most: 4 MiB with [`PAGES`] each.
+/// Most requests under way: 4 MiB with [`PAGES`] each.
 pub const TICKETS: usize = 16;
 
-/// What is done with a MAP beside the mapping. Nothing, by default.
+/// Actions on a MAP in addition to the mapping. None, by default.
 #[derive(Debug, Default)]
 pub struct Hints {
     gathers: bool,
     windows: Option<Arc<PopulateWindows>>,
-    /// To be asked for by this call, [`PAGES`] pages at most.
+    /// Pieces to be requested by this call, [`PAGES`] pages at most.
     pieces: Vec<(Gpa, u64, Intent)>,
     /// Pages of `pieces`.
     pages: u64,
@@ -42,7 +42,7 @@ pub struct Hints {
     counts: HintCounts,
 }
 
-/// Pages that were asked for.
+/// Pages that were requested.
 #[derive(Debug)]
 struct Question {
     ticket: Ticket,
@@ -52,9 +52,9 @@ struct Question {
 /// Counters of hints.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HintCounts {
-    /// Questions that found absent pages.
+    /// Requests that found absent pages.
     pub gathered: u64,
-    /// MAPs whose pages, or some of them, were not asked for: too many.
+    /// MAPs of which at least one page was not requested, because of the bounds.
     pub unasked: u64,
     /// Windows populated.
     pub populated: u64,
@@ -64,7 +64,8 @@ pub struct HintCounts {
 }
 
 impl Hints {
-    /// Asks for pages that may be absent, if it `gathers`, and for `windows` to be populated.
+    /// Creates hints that request pages that may be absent, if `gathers`, and have `windows`
+    /// populated.
     pub fn new(gathers: bool, windows: Option<Arc<PopulateWindows>>) -> Self {
         Self {
             gathers,
@@ -110,11 +111,11 @@ impl Hints {
         }
     }
 
-    /// Lets go of what has come, and asks for what has been taken since the last call; how many
-    /// pages that were.
+    /// Releases the pages that have come in, and requests those hinted at since the last call.
+    /// Returns the number of pages requested.
     pub(super) fn ask(&mut self, mem: &impl PhysMem) -> u64 {
         for (gpa, len, intent) in self.came.drain(..).flat_map(|question| question.pieces) {
-            // What is no RAM, and what could not be brought in, is said to whoever reaches it.
+            // A piece that is not RAM, or could not be brought in, faults at the device's access.
             let _ = mem.host(gpa, len, intent);
         }
         if self.pieces.is_empty() {
@@ -126,13 +127,13 @@ impl Hints {
                 let pieces = std::mem::take(&mut self.pieces);
                 self.under_way.push(Question { ticket, pieces });
             }
-            // All are there, as of most.
+            // All pages are present, as for most MAPs.
             _ => self.pieces.clear(),
         }
         std::mem::take(&mut self.pages)
     }
 
-    /// A question has been answered, perhaps somebody else's.
+    /// Records the end of a ticket, which may be of a request by another part of the machine.
     pub(super) fn answered(&mut self, ticket: Ticket) {
         let own = |question: &Question| question.ticket == ticket;
         if let Some(at) = self.under_way.iter().position(own) {
@@ -140,7 +141,7 @@ impl Hints {
         }
     }
 
-    /// Whether a poll has something to let go of.
+    /// Returns whether a poll has pages to release.
     pub(super) fn has_come(&self) -> bool {
         !self.came.is_empty()
     }

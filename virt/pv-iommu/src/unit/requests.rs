@@ -1,5 +1,4 @@
-//! What each request checks and changes (§5.13.6.3 to §5.13.6.6). One that is refused changes
-//! nothing.
+//! Checks and changes of each request (§5.13.6.3 to §5.13.6.6). A refused request changes nothing.
 
 use guest_mem::SourceId;
 
@@ -11,8 +10,8 @@ use crate::wire::{
 };
 
 impl PvIommu {
-    /// Carries out a request, or the part of it that can be refused; what it takes away, if
-    /// anything.
+    /// Executes a request, or the part of it that can be refused; returns the mappings that it
+    /// removes, if any.
     pub(super) fn carry_out(
         &mut self,
         request: Request,
@@ -67,7 +66,7 @@ impl PvIommu {
         attached.map(|own| own.source).collect()
     }
 
-    /// What endpoints that are attached to nothing reach has changed.
+    /// Renews the generation of all endpoints: the memory that unattached ones reach has changed.
     fn renew_unattached(&mut self) {
         let generation = self.next_generation();
         for own in &mut self.endpoints {
@@ -112,8 +111,8 @@ impl PvIommu {
             self.leave(source);
         }
         let generation = self.next_generation();
-        // One that is there keeps its own: whoever was in it before and comes back finds what there
-        // is under that.
+        // An existing domain keeps its generation: an endpoint that leaves and returns finds the
+        // domain's current mappings under it.
         let there = self.domains.entry(domain).or_insert_with(|| Domain {
             is_bypass,
             mappings: Mappings::default(),
@@ -216,7 +215,8 @@ impl PvIommu {
     }
 }
 
-/// Whether `first..=last` may lead to `phys`, whatever else is mapped (§5.13.6.5.2).
+/// Checks whether `first..=last` may be mapped to `phys`, regardless of other mappings
+/// (§5.13.6.5.2).
 ///
 /// # Errors
 /// The status of a MAP that may not.

@@ -1,4 +1,4 @@
-//! Requests one after the other, and what becomes of accesses under way: see the parent's head.
+//! Execution of requests in order, and revocation of accesses in flight: see the parent's head.
 
 use guest_mem::{Access, Budget, DrainTimer, LeaseId, LeaseRecord, Leases, Part, SourceId};
 use machine::{Command, CommandId, CommandResult, UnitEvent, UnitSink};
@@ -7,15 +7,15 @@ use super::access::look;
 use super::{Endpoint, PvIommu, RevocationScope};
 use crate::wire::Request;
 
-/// Work of one call, in ns.
+/// Work of one call, in estimated ns.
 pub(super) const BUDGET: u64 = 20_000;
-/// What a request costs, in ns.
+/// Cost of a request, in ns.
 const REQUEST: u64 = 100;
-/// What looking a mapping up costs, in ns.
+/// Cost of a lookup of a mapping, in ns.
 const LOOKUP: u64 = 30;
-/// What removing a mapping costs, in ns.
+/// Cost of the removal of a mapping, in ns.
 pub(super) const REMOVE: u64 = 60;
-/// Mappings that are removed between two looks at the budget.
+/// Mappings that are removed between two checks of the budget.
 pub(super) const CHUNK: usize = 32;
 
 /// A revocation under way.
@@ -38,8 +38,8 @@ pub(super) struct Waiting {
 }
 
 impl PvIommu {
-    /// Takes up a request, at once if none is before it. Behind others it waits for the next poll:
-    /// they have spent what a sweep may, and a guest decides how many come.
+    /// Begins a request, at once if none is before it. Behind others it waits for the next poll:
+    /// they have spent the budget of a sweep, and the guest controls their number.
     pub(super) fn begin(&mut self, command: Command<Request>, now: u64, sink: &mut impl UnitSink) {
         let is_first = self.under_way.is_none() && self.queue.is_empty();
         self.queue.push_back(command);
@@ -50,8 +50,8 @@ impl PvIommu {
         }
     }
 
-    /// Does more of what there is to do, and answers what has ended; whether anything is left or
-    /// was answered.
+    /// Continues the work under way, and answers requests that have ended. Returns whether work is
+    /// left or a request was answered.
     pub(super) fn step(&mut self, now: u64, sink: &mut impl UnitSink) -> bool {
         if self.is_at_work() {
             let mut budget = Budget::new(BUDGET);
@@ -63,7 +63,7 @@ impl PvIommu {
         has_answered || self.is_at_work()
     }
 
-    /// Begins requests and goes on with revocations while the budget lasts.
+    /// Begins requests and continues revocations while the budget lasts.
     fn run(&mut self, now: u64, budget: &mut Budget, sink: &mut impl UnitSink) {
         while !budget.is_spent() {
             if let Some(revocation) = self.under_way.take() {
@@ -96,7 +96,7 @@ impl PvIommu {
         self.under_way.is_some() || !self.queue.is_empty() || !self.freed.is_empty()
     }
 
-    /// Does more of a revocation; what is left of it.
+    /// Continues a revocation; returns it if it is not done.
     fn go_on(
         &mut self,
         mut revocation: Revocation,
@@ -161,7 +161,7 @@ impl PvIommu {
         }
     }
 
-    /// Frees what domains that are no more have left.
+    /// Frees the mappings of removed domains.
     fn free(&mut self, budget: &mut Budget) {
         while !budget.is_spent()
             && let Some(mappings) = self.freed.last_mut()
@@ -182,8 +182,8 @@ impl PvIommu {
         if self.leases.stale() == 0 {
             return;
         }
-        // What an earlier revocation has found is not looked at again, and waited for by this one
-        // too.
+        // Leases that an earlier revocation found stale are not rechecked, and this one waits for
+        // them, too.
         let overlaps = |lease: &LeaseRecord| {
             let last = lease.iova.raw() + u64::from(lease.len - 1);
             range.is_none_or(|(from, to)| lease.iova <= to && from.raw() <= last)
@@ -197,7 +197,7 @@ impl PvIommu {
         }
     }
 
-    /// Finds the leases that no longer hold, as the budget lasts; whether all were looked at.
+    /// Finds the leases that became stale, as the budget lasts; returns whether all were checked.
     fn recheck(&mut self, revocation: &mut Revocation, budget: &mut Budget) -> bool {
         let taken = revocation.taken;
         let Self {
@@ -236,7 +236,7 @@ impl PvIommu {
             Ok(true)
         };
         let answer = leases.recheck(budget, |source| concerns(endpoints, taken, source), holds);
-        // No memory is looked at, so nothing can be absent.
+        // No memory is accessed, so none can be absent.
         answer.unwrap_or(true)
     }
 

@@ -1,4 +1,4 @@
-//! The state that is kept of a unit while its machine is paused: what its driver has asked for.
+//! State of a unit that is kept while its machine is paused: the result of its driver's requests.
 //!
 //! [`SavedUnit`] is plain and versioned: domains with their mappings (guest addresses as the driver
 //! gave them, so it means the same on another host), the endpoints attached to each, and bypass.
@@ -28,11 +28,11 @@ pub const VERSION: u32 = 1;
 pub struct SavedDomain {
     /// Number, 0 to 65,535.
     pub number: u32,
-    /// Of bypass: addresses lead to themselves, and there are no mappings.
+    /// A bypass domain: addresses translate to themselves, and there are no mappings.
     pub is_bypass: bool,
     /// Requesters of the PCI functions attached to it, one at least.
     pub endpoints: Vec<u16>,
-    /// What is mapped; none overlaps another.
+    /// Its mappings; none overlaps another.
     pub mappings: Vec<Mapping>,
 }
 
@@ -41,13 +41,13 @@ pub struct SavedDomain {
 pub struct SavedUnit {
     /// Layout of this structure: [`VERSION`].
     pub version: u32,
-    /// Endpoints that nobody attached reach memory.
+    /// Endpoints that are not attached reach memory.
     pub is_bypass: bool,
     /// Domains, by number.
     pub domains: Vec<SavedDomain>,
 }
 
-/// Why a saved state was refused.
+/// Reason why a saved state was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum RestoreError {
     /// Written by another version: the one found.
@@ -56,9 +56,9 @@ pub enum RestoreError {
     /// More domains, or more mappings, than the configuration allows.
     #[error("saved paravirtual IOMMU has more {what} than the {max} that it may have")]
     TooMany {
-        /// Of what.
+        /// The kind of item.
         what: &'static str,
-        /// How many there may be.
+        /// Most that there may be.
         max: usize,
     },
     /// A domain that no requests could have made.
@@ -74,7 +74,7 @@ pub enum RestoreError {
 impl PvIommu {
     /// The unit's state; none while a request is under way, waits, or is held.
     pub fn save(&self) -> Option<SavedUnit> {
-        // In full, so that a new field does not compile until someone decides about it.
+        // In full, so that a new field does not compile until it is handled here.
         let Self {
             config: _,
             domains,

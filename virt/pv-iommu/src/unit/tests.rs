@@ -12,14 +12,14 @@ use super::revoke::{BUDGET, CHUNK, REMOVE};
 use super::*;
 use crate::wire::{ATTACH_BYPASS, DOMAIN_LAST, INPUT_LAST, MAP_READ, MAP_WRITE, PHYS_LAST};
 
-/// Who hears the unit.
+/// Sink that records the unit's events.
 #[derive(Default)]
 struct Ear {
     done: Vec<(u64, CommandResult)>,
     events: Vec<UnitEvent>,
     invalidated: Vec<Invalidation>,
     refused: Vec<RefusedAccess>,
-    /// How many hold each invalidation.
+    /// Number of holds that each invalidation gets.
     holds: u32,
 }
 
@@ -99,7 +99,7 @@ impl World {
         RemappingUnit::<Request>::poll(&mut self.unit, &self.mem, self.now, &mut self.ear)
     }
 
-    /// The answer, if there is one.
+    /// Returns the answer, if there is one.
     fn answer(&self, id: u64) -> Option<u8> {
         let answered = self.ear.done.iter().find(|(own, _)| *own == id);
         answered.map(|(_, result)| match result {
@@ -108,7 +108,7 @@ impl World {
         })
     }
 
-    /// Asks, and polls until it is answered.
+    /// Sends a request, and polls until it is answered.
     fn status(&mut self, what: Request) -> u8 {
         let id = self.ask(what);
         for _ in 0..10_000 {
@@ -510,7 +510,7 @@ fn an_invalidation_that_a_follower_holds_holds_the_request() {
 }
 
 #[test]
-fn what_is_attached_elsewhere_or_detached_reaches_nothing_of_before() {
+fn reattached_or_detached_endpoint_loses_its_old_mappings() {
     let mut world = World::new();
     assert_eq!(world.attach(DISK, 1), 0);
     assert_eq!(world.map(1, 0x1000, 0x1fff, 0x1_0000), 0);
@@ -596,7 +596,7 @@ fn an_unmap_of_very_many_goes_on_over_many_polls_and_what_comes_behind_waits() {
     for page in 0..MANY {
         assert_eq!(world.map(1, page << 12, (page << 12) + 0xfff, 0), 0);
     }
-    // What mapping them has cost.
+    // Takes the cost of mapping them.
     let _ = world.poll();
     let all = world.ask(Request::Unmap {
         domain: 1,
@@ -604,8 +604,8 @@ fn an_unmap_of_very_many_goes_on_over_many_polls_and_what_comes_behind_waits() {
         last: u64::MAX,
     });
     let again = world.ask(map(1, 0, 0xfff, 0x5000, 3));
-    // However many come behind it, a sweep's work is no more than a poll's and what the first one
-    // has begun.
+    // Regardless of the number of requests behind it, a sweep's work is at most a poll's and the
+    // work that the first request has begun.
     for _ in 0..200 {
         world.ask(Request::SetBypass(false));
     }

@@ -30,7 +30,7 @@ pub fn worker_shape(slots: u32) -> Result<Shape, ShapeError> {
     Shape::new(slots, DATA, HEADER_LEN, 1)
 }
 
-/// What is known of the request in a slot.
+/// State of the request in a slot.
 #[derive(Clone, Copy, Debug, Default)]
 struct Progress {
     action: Option<Action>,
@@ -82,7 +82,7 @@ impl BlkWorker {
         })
     }
 
-    /// What the owner has to know of the disk.
+    /// Returns the facts of the disk that its owner has to know.
     pub fn facts(&self) -> &BlkFacts {
         &self.facts
     }
@@ -226,7 +226,7 @@ impl BlkWorker {
         let slot = submission.slot;
         let done = self.slots[slot as usize].done;
         let Some((op, at)) = Self::part(op, submission, done) else {
-            // Bytes that nobody wants.
+            // Bytes that no operation takes.
             return match submission.window.is_last {
                 true => self.over(area, slot, STATUS_IOERR, 0),
                 false => area.answer(slot, Verdict::GoesOn, 0),
@@ -249,8 +249,8 @@ impl BlkWorker {
             (_, Some(Piece { len, .. })) => {
                 pieces = &[];
                 is_buffered = true;
-                // A slot's data are less than a transfer. The pool may be empty all the same: nothing
-                // waits for it here, the request fails.
+                // A slot's data are less than a transfer. The pool may be empty all the same:
+                // nothing waits for it here, the request fails.
                 if !self.io.reserve(slot, len) {
                     return self.over(area, slot, STATUS_IOERR, 0);
                 }
@@ -274,7 +274,7 @@ impl BlkWorker {
         }
     }
 
-    /// What the back end was asked for in `slot` has ended.
+    /// Ends the operation of the back end in `slot`.
     fn end(&mut self, area: &mut Worker<SharedFile>, slot: u32, status: u8) {
         let own = &mut self.slots[slot as usize];
         let submission = own.window.expect("it was begun in a window");

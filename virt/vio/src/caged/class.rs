@@ -145,7 +145,8 @@ impl CagedClass {
         }
     }
 
-    /// What the worker had, and what it has answered and is not shown, is to be begun again.
+    /// Begins again every request that the worker had, and those that it has answered and whose
+    /// data are not in the guest yet.
     fn worker_ended(&mut self, queues: &mut [Queue]) {
         self.area = None;
         self.out = 0;
@@ -400,8 +401,8 @@ impl DeviceClass for CagedClass {
         false
     }
 
-    /// An unmap waits for nothing here. A request cannot be taken back from the worker: whoever
-    /// can wait no longer ends all of it.
+    /// An unmap waits for nothing here. A request cannot be taken back from the worker: a caller
+    /// that can wait no longer ends all of it.
     fn cancel(&mut self, reason: CancelReason) -> u32 {
         if reason == CancelReason::Unmap || self.out == 0 {
             return 0;

@@ -56,7 +56,7 @@ use request::Request;
 /// The shared area, on its owner's side.
 pub type Area = Owner<SharedFile>;
 
-/// What has happened to the worker.
+/// Change of the worker's process.
 #[derive(Debug)]
 pub enum WorkerEvent {
     /// It has ended: nothing of it is in flight, in the kernel either.

@@ -200,7 +200,7 @@ impl Request {
         stats.written_bytes += u64::from(self.totals.readable);
     }
 
-    /// What its next step will access.
+    /// Returns the guest memory that its next step accesses.
     pub(super) fn wanted(&self, area: &Area) -> impl Iterator<Item = Wanted> + use<'_> {
         let (window, head) = (self.window(area), area.shape().head());
         let is_back = matches!(self.state, State::Answered(_));

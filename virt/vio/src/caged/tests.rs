@@ -19,7 +19,7 @@ use crate::QueueDevice;
 use crate::blk::tests::support::{Guest, MEMORY, RINGS, image};
 use crate::blk::{BlkConfig, BlkFacts, BlkWorker, BlockIo, MemDisk};
 
-/// What a test knows and says of the process.
+/// State of the process as a test sets and reads it.
 #[derive(Default)]
 struct Facts {
     events: VecDeque<WorkerEvent>,

@@ -274,7 +274,7 @@ fn rings_outside_of_memory_stop_the_queue_and_no_set_up_wraps() {
     );
 }
 
-/// Whatever stands in memory: bounded, never a panic, and no segment that wraps or is empty.
+/// For any content of memory: bounded, never a panic, and no segment that wraps or is empty.
 #[test]
 fn any_bytes_are_walked_within_bounds() {
     let mut random = Random::new(36);

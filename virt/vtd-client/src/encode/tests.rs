@@ -47,7 +47,7 @@ fn descriptors_are_those_a_driver_would_write() {
 fn a_unit_without_page_selective_invalidation_is_told_by_domain() {
     let descriptors = pages(encoder(false, 0), range(8, 4));
     assert_eq!(descriptors[0].g(), Granularity::DOMAIN);
-    // One that knows single pages only gets four of them, and five as a domain.
+    // A unit that supports only single pages gets four of them, and five as a domain.
     assert_eq!(pages(encoder(true, 0), range(8, 4)).len(), 4);
     let descriptors = pages(encoder(true, 0), range(8, 5));
     assert_eq!(

@@ -26,11 +26,11 @@ pub const DID: u16 = 7;
 /// Table pages: 2 MiB of guest memory.
 const TABLES: u64 = 0x40_0000;
 const TABLE_PAGES: usize = 512;
-/// Where every entry of a freed table page leads.
+/// Target of every entry of a freed table page.
 pub const POISON: u64 = 0x7ff_f000;
 
-/// Table pages in guest memory. Freed ones lead astray until they are used again: a unit that walks
-/// one is noticed.
+/// Table pages in guest memory. Freed ones are poisoned until they are used again, so that a walk
+/// of one is detected.
 pub struct GuestTables(RegionMemory);
 
 impl GuestTables {
@@ -51,8 +51,8 @@ impl GuestTables {
     }
 }
 
-// SAFETY: every page is the region's, which keeps the contract; what is stored before a page goes
-// back is overwritten when it is given out again.
+// SAFETY: every page is the region's, which keeps the contract; the content of a page at its return
+// is overwritten when it is allocated again.
 unsafe impl TableMemory for GuestTables {
     fn alloc(&self) -> Option<PhysAddr> {
         self.0.alloc()
@@ -105,7 +105,7 @@ impl Machine {
         self.owner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Where the disk's access goes.
+    /// Returns the translation of the disk's access.
     pub fn access(&self, iova: Iova, perm: Perm) -> Result<Gpa, Stop> {
         let owner = &mut *self.owner();
         let run = owner.unit.translate(&owner.mem, DISK, iova, perm)?;
@@ -273,8 +273,8 @@ impl<R: Registers> World<R> {
         };
         guest.context(DISK, domain.table.root().raw(), DID, 1);
         // SAFETY: the allocator of `iova` keeps its contract; the queue of the unit keeps the
-        // invalidator's, which is what is tested; memory for tables is never unmapped here. The
-        // table is the mapper's alone.
+        // invalidator's, as this test checks; memory for tables is never unmapped here. The table
+        // is the mapper's alone.
         let mapper = unsafe { DmaMapper::new_reclaiming(domain, policy, DeviceLimits::default()) };
         Self {
             mapper: mapper.expect("a policy in bounds"),

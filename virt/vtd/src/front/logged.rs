@@ -2,9 +2,9 @@
 //! hypervisor (KVM: `KVM_MEM_READONLY` slot and coalesced MMIO ring) and applied here.
 //!
 //! Called by the unit's owner: [`Logged::apply`] for each entry in order, and [`Logged::step`]
-//! after each entry that wants it, before the next one. Stepping between entries is what makes a
-//! log of many entries give the same result as as many trapped writes: a guest that does not wait
-//! for its one-shots loses none.
+//! after each entry that needs it, before the next one. Because of the steps between entries, a log
+//! of many entries has the same result as the same number of trapped writes: a guest that does not
+//! wait for its one-shot commands loses none.
 //!
 //! A value just written reads back stale until the next step publishes it.
 
@@ -28,7 +28,7 @@ pub struct LogEntry {
 }
 
 /// Registers that change, in the order of publication. IQH first, as where a status word is
-/// written; GSTS last, because it says that everything before it is done. IQER, CAP and the like
+/// written; GSTS last, because it reports that everything before it is done. IQER, CAP and the like
 /// never change.
 const CHANGING: [(u16, AccessLen); 14] = [
     (IQH, AccessLen::B8),
@@ -50,11 +50,11 @@ const CHANGING: [(u16, AccessLen); 14] = [
 /// The register page of a unit in `logged` mode.
 #[derive(Clone, Debug, Default)]
 pub struct Logged {
-    /// What the page shows of [`CHANGING`].
+    /// Values of the registers [`CHANGING`] in the page.
     shown: [u64; CHANGING.len()],
-    /// What it shows of the recording registers.
+    /// Values of the recording registers in the page.
     records: Vec<FaultRecording>,
-    /// `Unit::changes` when it was last brought up to date.
+    /// `Unit::changes` when the page was last brought up to date.
     seen: u64,
 }
 
@@ -69,7 +69,7 @@ impl Logged {
         }
     }
 
-    /// Applies one write of the guest. Answers whether [`step`](Logged::step) is wanted before the
+    /// Applies one write of the guest. Returns whether [`step`](Logged::step) is needed before the
     /// next entry. Entries that are no register access (length, alignment, offset) change nothing.
     #[must_use = "the next entry is applied after the step that this one wants"]
     pub fn apply(&mut self, unit: &mut Unit, entry: LogEntry) -> bool {
@@ -83,7 +83,7 @@ impl Logged {
         unit.needs_step()
     }
 
-    /// [`Unit::step`] in this mode: works, shows what changed, then sends interrupts.
+    /// [`Unit::step`] in this mode: works, publishes the changes, then sends interrupts.
     pub fn step<M: PhysMem>(
         &mut self,
         unit: &mut Unit,
@@ -100,8 +100,8 @@ impl Logged {
         progress
     }
 
-    /// Shows what changed since the last time; one comparison when nothing did. For changes that no
-    /// step made: a device was refused, the unit was reset.
+    /// Publishes the changes since the last time; one comparison if there are none. For changes
+    /// that no step made: a device was refused, the unit was reset.
     pub fn publish(&mut self, unit: &Unit, page: &impl RegPage) {
         if self.seen == unit.changes() {
             return;

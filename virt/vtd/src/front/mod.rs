@@ -1,4 +1,5 @@
-//! Front ends: how a guest's register accesses reach the unit, and how it sees the answers.
+//! Front ends: transport of a guest's register accesses to the unit, and of its results to the
+//! guest.
 //!
 //! | Mode | Guest reads | Guest writes | Here |
 //! |---|---|---|---|
@@ -36,8 +37,7 @@ fn publish_all(unit: &Unit, page: &impl RegPage) {
     }
 }
 
-/// Shows the recording registers that differ from what was `shown`: the dword with F last, with
-/// release.
+/// Publishes the recording registers that differ from `shown`: the dword with F last, with release.
 fn publish_records(unit: &Unit, page: &impl RegPage, shown: &mut [FaultRecording]) {
     for (index, shown) in shown.iter_mut().enumerate() {
         let record = unit.faults.records[index];

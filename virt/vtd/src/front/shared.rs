@@ -1,16 +1,16 @@
 //! `shared`: the register page is plain memory that the guest reads and writes without any exit.
 //!
-//! Nothing tells us of a store, and a store over an equal value leaves no trace, so the page is
-//! compared with what was last seen or shown there. What makes that work, register by register:
+//! No store is notified, and a store over an equal value leaves no trace, so the page is compared
+//! with the value last seen or shown there. This is sufficient for each register:
 //!
 //! * *Output* (GSTS, IQH, recording registers but for F): stored, never read back; a guest that
-//!   scribbles there fools itself.
+//!   writes there only misleads itself.
 //! * *GCMD*: after it is taken, the slot is left as the levels plus a reserved bit, so that any
 //!   store of a guest differs from it, a second identical SRTP too.
 //! * *FSTS, ICS*: while a status bit shows, so does a reserved tag bit; a written 1 over a shown 1
 //!   then differs. Taken as write-1-to-clear, and repaired at once.
-//! * *F of a recording register*: the store of 0x8000_0000 differs from what shows there, because a
-//!   reason is never 0.
+//! * *F of a recording register*: the store of 0x8000_0000 differs from the value shown there,
+//!   because a reason is never 0.
 //! * *FECTL, IECTL*: only IM is read; IP is private. So a message may leave just after masking.
 //! * *CCMD, IOTLB*: taken while ICC or IVT is set, and answered by clearing it.
 //! * *RTADDR, IQA, IRTA, IVA*: taken when the command that latches them is.
@@ -20,13 +20,13 @@
 //! Order of a sweep: load IQT first (acquire), then FSTS, ICS, FECTL, IECTL, CCMD, IOTLB, and GCMD
 //! last; act on the status registers, then GCMD, CCMD and IOTLB, then the queue up to that tail. A
 //! guest that sets SRTP and then submits flushes is so served in its order. Status repairs are
-//! stored before any IQH: a guest that cleared IQE and submitted again must not meet an old IQE
-//! beside a new IQH. When GCMD turns the queue on, IQT is loaded once more: the one loaded before
-//! may be from before the guest cleared it.
+//! stored before any IQH: a guest that cleared IQE and submitted again must not read an old IQE
+//! beside a new IQH. When GCMD turns the queue on, IQT is loaded once more: the value loaded before
+//! may be older than the guest's clear.
 //!
 //! Called by the unit's owner, alone. The other side of every ordering is the guest's driver; see
-//! [`RegPage`]. Each register is taken at most once per sweep, so a guest that stores in a
-//! loop delays nobody else.
+//! [`RegPage`]. Each register is taken at most once per sweep, so a guest that stores in a loop
+//! delays no other guest.
 //!
 //! Cost of a sweep that finds nothing: eight loads from three cache lines (more while faults show).
 
@@ -130,14 +130,14 @@ impl Request {
         let answer = unit.read(self.offset, AccessLen::B8);
         if answer & REQUEST == 0 {
             self.taken = None;
-            // Failure: the guest wrote while its request was in progress, which it may not. What it
-            // wrote is taken as a request, or not, by the next sweep.
+            // Failure: the guest wrote while its request was in progress, which it may not. The
+            // next sweep decides whether the written value is a request.
             let _ = page.compare_exchange64(self.offset, taken, answer);
         }
     }
 }
 
-/// What one sweep loads, in this order.
+/// Registers that one sweep loads, in this order.
 struct Loaded {
     iqt: u32,
     fsts: u32,
@@ -165,7 +165,7 @@ impl Loaded {
     }
 }
 
-/// The register page of a unit in `shared` mode: what was seen and shown there.
+/// The register page of a unit in `shared` mode: the values last seen and shown there.
 #[derive(Clone, Debug)]
 pub struct Shared {
     iqt: u32,
@@ -231,7 +231,7 @@ impl Shared {
         }
     }
 
-    /// Takes what the guest stored, works, shows the results, then sends interrupts.
+    /// Takes the guest's stores, works, publishes the results, then sends interrupts.
     pub fn sweep<M: PhysMem>(
         &mut self,
         unit: &mut Unit,
@@ -273,7 +273,8 @@ impl Shared {
         (0..self.records.len()).any(|index| self.record_store(index, page).is_some())
     }
 
-    /// What is in recording register `index`, if that shows a fault and has been stored to.
+    /// Returns the highest dword of recording register `index`, if the register shows a fault and
+    /// has been stored to.
     fn record_store(&self, index: usize, page: &impl RegPage) -> Option<u32> {
         let shown = self.records[index];
         if !shown.f() {
@@ -350,7 +351,7 @@ impl Shared {
         }
     }
 
-    /// Takes GCMD with the registers that it latches; answers the tail to go by.
+    /// Takes GCMD with the registers that it latches; returns the tail for the queue.
     fn take_command(&mut self, unit: &mut Unit, page: &impl RegPage, loaded: &Loaded) -> u32 {
         if loaded.gcmd == self.gcmd {
             return loaded.iqt;

@@ -24,7 +24,7 @@ pub(super) enum Phase {
     Drain,
 }
 
-/// Where each command stands. CCMD and IOTLB have their request in ICC and IVT.
+/// State of each command. CCMD and IOTLB have their request in ICC and IVT.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Commands {
     te: Phase,
@@ -34,7 +34,7 @@ pub(super) struct Commands {
 
 impl Unit {
     /// GCMD.SRTP. The caches are dropped as well, which ESRTPS=0 allows and does not promise;
-    /// leases are looked at when the guest invalidates, as it must.
+    /// leases are rechecked when the guest invalidates, as it must.
     pub(super) fn latch_root_table(&mut self) {
         self.root = Gpa::new(self.registers.rtaddr);
         self.registers.gsts.set_rtps(true);
@@ -100,7 +100,7 @@ impl Unit {
         Ok(())
     }
 
-    /// A request with a reserved granularity is refused: ICC clears and CAIG says 0.
+    /// A request with a reserved granularity is refused: ICC clears and CAIG is 0.
     fn run_ccmd<M: PhysMem>(
         &mut self,
         mem: &M,

@@ -44,7 +44,7 @@ impl ContextCache {
         }
     }
 
-    /// What the translations of `source` are kept under.
+    /// Returns the tag of the IOTLB entries of `source`.
     #[inline]
     pub(super) fn tag(&self, source: SourceId) -> DomainTag {
         self.tags[usize::from(source.0)]

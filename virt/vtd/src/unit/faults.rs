@@ -52,12 +52,12 @@ impl Event {
     }
 }
 
-/// What became of a fault.
+/// Result of the recording of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Recorded {
     New,
     Collapsed,
-    /// PFO is set: there was no room.
+    /// There was no room: PFO is set.
     Overflow,
 }
 
@@ -65,7 +65,7 @@ pub(crate) enum Recorded {
 #[derive(Clone, Debug)]
 pub(crate) struct Faults {
     pub(crate) records: Box<[FaultRecording]>,
-    /// Where the next fault goes.
+    /// Index of the recording register for the next fault.
     pub(crate) next: usize,
     pub(crate) pfo: bool,
     pub(crate) iqe: bool,

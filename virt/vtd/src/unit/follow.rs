@@ -1,8 +1,8 @@
 //! Search of a range for mappings, for a component that repeats them for an assigned device.
 //!
 //! As a walk (module `walk`), a search reads the tables as they are now, keeps nothing and changes
-//! nothing; each entry is read once into a local, checked, then used. What one search says of an
-//! address is what the entries over that address held when it read them.
+//! nothing; each entry is read once into a local, checked, then used. The result of a search for an
+//! address follows from the values that the entries over that address had when it read them.
 //!
 //! A search goes down from the top to the entry over the address where it stands, then along the
 //! table of that entry, which costs one read each, and down again only behind the end of the table.
@@ -19,7 +19,7 @@ use super::walk::{
     Context, ContextKind, Entry, INTERRUPT_RANGE, WalkStop, Walker, level_shift, pte_address,
 };
 
-/// Where a search stands in the tables.
+/// Position of a search in the tables.
 #[derive(Clone, Copy, Debug)]
 struct WalkPosition {
     table: Gpa,
@@ -113,7 +113,7 @@ impl Walker {
                     }
                     level_shift(level)
                 }
-                // The hole is an answer; the search that goes on from `at` meets the absent table
+                // The hole is a result; the search that continues from `at` reads the absent table
                 // first.
                 Err(Stop::Pending(_)) if at > from => return Ok(Next::Budget(Iova::new(at))),
                 Err(stop @ Stop::Pending(_)) => return Err(stop),

@@ -12,7 +12,7 @@
 //! contexts in use and never one over the tables, and a hit compares one word: the page number, all
 //! 52 bits of it, and the epoch.
 //!
-//! Only present translations are kept, whatever `CAP.CM` says, and no entry covers the interrupt
+//! Only present translations are kept, regardless of `CAP.CM`, and no entry covers the interrupt
 //! range.
 //!
 //! Cost of a hit: the line of the source's tag, and the line of the entry.
@@ -37,20 +37,20 @@ const LAST_EPOCH: u64 = (1 << (64 - PAGE_BITS)) - 1;
 
 #[derive(Clone, Copy, Default, FromZeros)]
 struct Entry {
-    /// The page number, and what it is kept under: see [`DomainTag::key`].
+    /// Page number and domain tag: see [`DomainTag::key`].
     key: u64,
     /// GPA of the page | permissions in bits 1:0, as in a table entry.
     page: u64,
 }
 
-/// A domain's epoch, and where its entries go; kept in the context cache. The epoch is in the bits
-/// above a page number's, and spread over the low ones: different domains use the same few IOVA
-/// pages, and shall not meet in the table.
+/// Tag of a domain's entries; kept in the context cache. The epoch is in the bits above a page
+/// number's, and is also spread over the low ones: different domains use the same few IOVA pages,
+/// which must not collide in the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromZeros)]
 pub(super) struct DomainTag(u64);
 
 impl DomainTag {
-    /// Of no domain.
+    /// Tag of no domain.
     pub(super) const NONE: Self = Self(0);
 
     fn of(epoch: u64) -> Self {
@@ -58,8 +58,9 @@ impl DomainTag {
         Self(epoch << PAGE_BITS | spread)
     }
 
-    /// What no other page of this epoch has, nor any page of another: the epoch can be read off,
-    /// with it its low bits, and then the number. The index in a table is the low bits of the key.
+    /// Returns the key of page `number`, unique among all pages of all epochs: the high bits give
+    /// the epoch, the epoch gives its low bits, and these give the number. The index in a table is
+    /// the low bits of the key.
     #[inline]
     fn key(self, number: u64) -> u64 {
         number ^ self.0
@@ -124,8 +125,8 @@ impl Iotlb {
         hit.then(|| Gpa::new(entry.page & !(PAGE_SIZE - 1) | iova.offset_in(PAGE_SIZE)))
     }
 
-    /// Whether the page behind `iova`'s is here and does not lie behind `gpa`'s: so that no run
-    /// goes on there.
+    /// Returns whether the page after that of `iova` is cached and does not follow that of `gpa` in
+    /// memory: no run continues there.
     #[inline]
     pub(super) fn parts_behind(&self, tag: DomainTag, iova: Iova, gpa: Gpa) -> bool {
         let key = tag.key(iova.raw() / PAGE_SIZE + 1);
@@ -134,9 +135,9 @@ impl Iotlb {
         entry.key == key && entry.page ^ next >= PAGE_SIZE
     }
 
-    /// How many 4 KiB translations are here, from page `iova` on and at most `pages`, that have a
-    /// permission of `need` and follow each other in memory from page `gpa` on; and whether what
-    /// ended them is a page that lies elsewhere, rather than one that is not known.
+    /// Counts the cached 4 KiB translations, from page `iova` on and at most `pages`, that have a
+    /// permission of `need` and follow each other in memory from page `gpa` on. Also returns
+    /// whether they end at a page that lies elsewhere, rather than at one that is not cached.
     #[inline]
     pub(super) fn follow(
         &self,
@@ -163,7 +164,7 @@ impl Iotlb {
         (pages, true)
     }
 
-    /// A 4 KiB translation of `iova`, whatever its permissions.
+    /// Returns the 4 KiB translation of `iova`, regardless of its permissions.
     pub(super) fn lookup_small(&self, tag: DomainTag, iova: Iova) -> Option<Mapping> {
         let gpa = self.lookup(tag, iova, 3)?;
         let allowed = [1, 2].into_iter();
@@ -176,7 +177,7 @@ impl Iotlb {
         })
     }
 
-    /// A 2 MiB or 1 GiB translation that covers `iova`, whatever its permissions.
+    /// Returns a 2 MiB or 1 GiB translation that covers `iova`, regardless of its permissions.
     pub(super) fn lookup_large(&self, tag: DomainTag, iova: Iova) -> Option<Mapping> {
         for (size, table) in [(PageSize::TwoM, &self.two_m), (PageSize::OneG, &self.one_g)] {
             let key = tag.key(iova.raw() >> size.shift());
@@ -206,8 +207,8 @@ impl Iotlb {
         }
     }
 
-    /// Drops what overlaps `pages` 4 KiB pages from `iova`: a power of two, at most [`MAX_PROBES`],
-    /// and aligned to it.
+    /// Drops the entries that overlap `pages` 4 KiB pages from `iova`: a power of two, at most
+    /// [`MAX_PROBES`], and aligned to it.
     #[inline]
     pub(super) fn flush_pages(&mut self, tag: DomainTag, iova: Iova, pages: u64) {
         debug_assert!(pages <= MAX_PROBES);

@@ -1,14 +1,14 @@
-//! What an invalidation does: drop cached entries, then find the leases it revoked.
+//! Execution of an invalidation: drops cached entries, then finds the leases that it revoked.
 //!
-//! The order is the point. First the caches, so that nothing is translated by an old entry from
-//! here on; then a walk of the *current* tables, past every cache, for each live lease in scope. A
-//! lease whose walk still gives its address delays nobody (stock Linux flushes whole domains,
-//! lazily); one whose walk differs is stale until its device ends it, and holds back waits
+//! The order matters. The caches are dropped first, so that nothing is translated by an old entry
+//! from then on. Then the *current* tables are walked, past every cache, for each live lease in
+//! scope. A lease whose walk still gives its address delays no wait (stock Linux flushes whole
+//! domains, lazily); one whose walk differs is stale until its device ends it, and holds back waits
 //! ([`Unit::step`]).
 //!
-//! A walk may pend, and a step's budget may be spent: the invalidation then goes on where it
-//! stopped, in the middle of a lease if need be. It is begun anew if it is no longer what the
-//! registers or the queue ask for.
+//! A walk may pend, and a step's budget may be spent: the invalidation then resumes where it
+//! stopped, in the middle of a lease if need be. It is begun anew if the registers or the queue
+//! request a different one by then.
 //!
 //! Cost: the leases in the 2 MiB of IOVA that it touches, or all of them, and a table walk for each
 //! 4 KiB of a lease in question. Bound: a step's budget, in which all of it is counted.
@@ -21,10 +21,10 @@ use super::registers::MAX_ADDRESS_MASK;
 use super::{Halt, Invalidation, Sink, Unit};
 use crate::spec::invalidate::Granularity;
 
-/// What one invalidation covers.
+/// Scope of one invalidation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Scope {
-    /// Everything: also what a switch of translation covers.
+    /// Everything: also the scope of a switch of translation.
     ContextGlobal,
     ContextDomain(u16),
     /// Source, and the function bits of it to ignore.
@@ -39,7 +39,7 @@ pub(super) enum Scope {
 }
 
 impl Scope {
-    /// Of a context-cache invalidation; `None` for the reserved granularity.
+    /// Returns the scope of a context-cache invalidation; `None` for the reserved granularity.
     pub(super) fn of_context(g: Granularity, did: u16, sid: u16, fm: u8) -> Option<Self> {
         // FM counts ignored function bits from the most significant, bit 2.
         let ignored = [0, 4, 6, 7][usize::from(fm & 3)];
@@ -51,8 +51,8 @@ impl Scope {
         }
     }
 
-    /// Of an IOTLB invalidation of 2^`am` pages from page number `addr`; `None` for the reserved
-    /// granularity, and for pages past the mask that is advertised.
+    /// Returns the scope of an IOTLB invalidation of 2^`am` pages from page number `addr`; `None`
+    /// for the reserved granularity, and for pages past the mask that is advertised.
     pub(super) fn of_iotlb(g: Granularity, did: u16, addr: u64, am: u8) -> Option<Self> {
         match g {
             Granularity::GLOBAL => Some(Self::IotlbGlobal),
@@ -73,10 +73,10 @@ impl Scope {
         (sid.0 ^ source.0) & !ignored == 0
     }
 
-    /// Whether leases of `source` may depend on what is invalidated. A source whose context is not
-    /// cached counts for every domain: its lease may be older than the context. One whose context
-    /// *is* cached under another domain was rechecked when the context cache was told of the
-    /// change.
+    /// Returns whether leases of `source` may depend on the invalidated translations. A source
+    /// whose context is not cached counts for every domain: its lease may be older than the
+    /// context. One whose context *is* cached under another domain was rechecked by the
+    /// invalidation of the context cache at the change.
     fn covers(&self, contexts: &ContextCache, source: SourceId) -> bool {
         match *self {
             // A domain's contexts may have been replaced in the cache since the lease began.
@@ -88,7 +88,7 @@ impl Scope {
         }
     }
 
-    /// What it is to whoever follows the mappings.
+    /// Returns the scope in the form for [`Sink::invalidated`].
     fn invalidation(self) -> Invalidation {
         match self {
             Self::ContextGlobal | Self::IotlbGlobal => Invalidation::All,
@@ -101,7 +101,7 @@ impl Scope {
         }
     }
 
-    /// The first and last address of what is invalidated, if that is not all of them.
+    /// Returns the first and last invalidated address, if not all addresses are.
     fn range(&self) -> Option<(Iova, Iova)> {
         match *self {
             // Aligned to its length, so the last one does not wrap.
@@ -113,8 +113,8 @@ impl Scope {
     }
 }
 
-/// Who asks for an invalidation: one of each may be under way, and they do not go on with each
-/// other's.
+/// Requester of an invalidation. One of each may be under way, and none continues that of
+/// another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AskedBy {
     TranslationEnable,
@@ -123,9 +123,9 @@ pub(super) enum AskedBy {
     Queue,
 }
 
-/// What looking up one page of a page-selective flush costs, in ns.
+/// Cost of the lookup of one page of a page-selective flush, in ns.
 const PROBE: u64 = 1;
-/// What a table walk costs, in ns.
+/// Cost of a table walk, in ns.
 const WALK: u64 = 25;
 
 impl Unit {
@@ -155,7 +155,7 @@ impl Unit {
         self.recheck(mem, scope, budget)
     }
 
-    /// Drops what is cached.
+    /// Drops the cached entries in scope.
     #[inline]
     fn flush(&mut self, scope: Scope, budget: &mut Budget) {
         self.generation += 1;
@@ -184,7 +184,7 @@ impl Unit {
         }
     }
 
-    /// Looks at the leases that the invalidation under way concerns.
+    /// Rechecks the leases that the invalidation under way concerns.
     #[inline(never)]
     fn recheck<M: PhysMem>(
         &mut self,

@@ -5,7 +5,7 @@
 //! * the guest's register accesses ([`Unit::read`], [`Unit::write`]), direct or through a front end
 //!   of [`front`](crate::front). They change registers and note work; they never touch memory.
 //! * [`Unit::step`], a bounded batch of that work: a switch of translation, register-based
-//!   invalidations, then the queue (module `queue`). Whatever completes an invalidation waits for
+//!   invalidations, then the queue (module `queue`). The completion of an invalidation waits for
 //!   *stale leases* (module `leases`) to end: `CAP.DRD` and `CAP.DWD` promise it. That wait is a
 //!   state.
 //! * devices' translations ([`Iommu::translate`]): context cache, IOTLB, and on a miss the walk
@@ -13,11 +13,11 @@
 //!   step.
 //!
 //! There is no clock, no thread and no lock: `now` comes in as an argument and interrupts go out
-//! through [`Sink`]. Guest memory may answer `Pending` anywhere; the unit then stays parked on the
+//! through [`Sink`]. Guest memory may return `Pending` anywhere; the unit then stays parked on the
 //! ticket until [`Unit::ticket_done`] and does the same thing again. A translation that pends
-//! leaves that to its device, and starts from the root entry when it is asked again, so no walk
-//! result ever outlives an invalidation that came between: nothing is inserted but what one
-//! uninterrupted walk saw.
+//! leaves that to its device, and starts from the root entry when it is requested again, so no walk
+//! result ever outlives an invalidation that came between: only results of one uninterrupted walk
+//! are inserted.
 //!
 //! Caches may hold less than the architecture allows, never more: they are flushed also where
 //! ESRTPS=0 would let old entries live on, and not-present entries are never kept (CM only changes
@@ -86,30 +86,31 @@ impl AccessLen {
     }
 }
 
-/// Where a unit's interrupts and notices go.
+/// Receiver of a unit's interrupts and events.
 pub trait Sink {
-    /// Deliver this message-signalled interrupt. It is the unit's own and is never remapped.
+    /// Delivers this message-signalled interrupt. It is the unit's own and is never remapped.
     fn msi(&mut self, address: u64, data: u32);
-    /// Something the VMM should act on.
+    /// Delivers an event on which the VMM should act.
     fn event(&mut self, event: Event);
-    /// The caches have forgotten this. Answers how many followers of the mappings hold the
-    /// invalidation's completion (the WAIT, CCMD.ICC, IVT, GSTS.TES) until each has released it by
-    /// [`Unit::release`]. The unit has no limit for that: a completion that came without the
-    /// follower would be an unmap that has not happened. May be told twice of one invalidation.
+    /// Notifies the followers of the mappings that the caches have dropped `what`. Returns the
+    /// number of followers that hold the invalidation's completion (the WAIT, CCMD.ICC, IVT,
+    /// GSTS.TES) until each has released it by [`Unit::release`]. The unit has no time limit for
+    /// that: a completion without the follower's release would be an unmap that has not happened.
+    /// May be called twice for one invalidation.
     fn invalidated(&mut self, what: &Invalidation) -> u32 {
         let _ = what;
         0
     }
 }
 
-/// What an invalidation covers.
+/// Scope of an invalidation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Invalidation {
     /// Everything.
     All,
     /// A domain.
     Domain(u16),
-    /// What requesters are attached to: those that equal the id but for the bits of the mask.
+    /// Attachments of requesters: those that equal the id but for the bits of the mask.
     Sources(SourceId, u16),
     /// Pages of a domain: `len` bytes from `iova`.
     Pages {
@@ -122,10 +123,10 @@ pub enum Invalidation {
     },
 }
 
-/// What the VMM should act on.
+/// Event on which the VMM should act.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// An invalidation has waited `drain_limit_ns` for these devices to end stale leases. Said once
+    /// An invalidation has waited `drain_limit_ns` for these devices to end stale leases. Sent once
     /// per wait; the wait stays parked until they have. Cancel their requests.
     DrainLimit {
         /// Devices that hold stale leases, each once.
@@ -133,18 +134,18 @@ pub enum Event {
     },
 }
 
-/// What a step leaves behind.
+/// State of the unit after a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
     /// More can be done at once.
     Busy,
     /// Nothing to do until the guest or a device does something.
     Idle,
-    /// Something is under way that only an event outside moves on.
+    /// Work is under way that continues only after an event outside the unit.
     Parked(Parked),
 }
 
-/// What a parked unit waits for.
+/// Event that a parked unit waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Parked {
     /// Stale leases to end; step again after [`Leases::end`](guest_mem::Leases::end), and at
@@ -154,15 +155,15 @@ pub enum Parked {
     Ticket(Ticket),
 }
 
-/// Work of one step, in estimated nanoseconds: 1,000 descriptors, or one that looks at 6,000
+/// Work of one step, in estimated nanoseconds: 1,000 descriptors, or one that rechecks 6,000
 /// leases.
 const STEP_BUDGET: u64 = 30_000;
 
-/// Why a step stops in the middle of something.
+/// Reason why a step stops before its work is done.
 enum Halt {
-    /// Memory is not there yet.
+    /// Memory is absent.
     Ticket(Ticket),
-    /// It has done enough.
+    /// The budget is spent.
     Budget,
 }
 
@@ -190,7 +191,7 @@ pub struct Unit {
     awaited: Option<Ticket>,
     /// The invalidation whose recheck of the leases is under way.
     checking: Option<(AskedBy, Scope)>,
-    /// What the work since the last [`Unit::take_cost`] has cost, in estimated ns.
+    /// Cost of the work since the last [`Unit::take_cost`], in estimated ns.
     cost: u64,
     drain: DrainTimer,
     /// Holds of invalidations that have not been released.
@@ -239,8 +240,8 @@ impl Unit {
         }
     }
 
-    /// Back to power-on, caches included. Leases in flight and holds stay and count as what they
-    /// are: the VMM resets devices first. A ticket still awaited is forgotten.
+    /// Resets to the power-on state, caches included. Leases in flight and holds stay and still
+    /// count: the VMM resets devices first. A ticket still awaited is forgotten.
     pub fn reset(&mut self) {
         let Self {
             config,
@@ -279,7 +280,7 @@ impl Unit {
         *changes += 1;
     }
 
-    /// What it was made with.
+    /// Returns the parameters of the unit.
     pub fn config(&self) -> &Config {
         &self.config
     }
@@ -324,7 +325,7 @@ impl Unit {
         }
     }
 
-    /// Sends what the event registers hold and do not mask.
+    /// Sends the pending messages of the event registers that are not masked.
     pub(crate) fn send_messages(&mut self, sink: &mut impl Sink) {
         for event in [&mut self.faults.event, &mut self.completion] {
             if let Some((address, data)) = event.take_message() {
@@ -339,22 +340,22 @@ impl Unit {
         self.faults.event.has_message() || self.completion.has_message()
     }
 
-    /// The awaited event has happened. Other tickets are ignored: they are a device's, or from
-    /// before a reset. Call [`step`](Unit::step) next.
+    /// Notifies the unit that `ticket` is done. Tickets that it does not await are ignored: they
+    /// are a device's, or from before a reset. Call [`step`](Unit::step) next.
     pub fn ticket_done(&mut self, ticket: Ticket) {
         if self.awaited == Some(ticket) {
             self.awaited = None;
         }
     }
 
-    /// Whether [`step`](Unit::step) would do something now: look here after a lease ended, a ticket
-    /// was done, a register was written, or a device was refused.
+    /// Returns whether [`step`](Unit::step) would do something now. Check this after a lease ended,
+    /// a ticket was done, a register was written, or a device was refused.
     pub fn needs_step(&self) -> bool {
         self.awaited.is_none() && (self.commands_have_work() || self.queue_has_work())
             || self.has_messages()
     }
 
-    /// What a step that finds nothing to do would answer.
+    /// Returns the result of a step that finds nothing to do.
     pub(crate) fn standing(&self) -> Progress {
         match self.awaited {
             Some(ticket) => Progress::Parked(Parked::Ticket(ticket)),
@@ -363,13 +364,14 @@ impl Unit {
         }
     }
 
-    /// When [`Event::DrainLimit`] is due, if something is draining: step again by then. In ns.
+    /// Returns the time at which [`Event::DrainLimit`] is due, in ns, if an invalidation drains:
+    /// step again by then.
     pub fn deadline(&self) -> Option<u64> {
         self.drain.deadline(self.config.drain_limit_ns)
     }
 
-    /// Releases `holds` of those that [`Sink::invalidated`] has answered. Whose they are, the
-    /// caller keeps account of. Call [`step`](Unit::step) next.
+    /// Releases `holds` of the holds that [`Sink::invalidated`] has returned. The caller keeps
+    /// account of their owners. Call [`step`](Unit::step) next.
     pub fn release(&mut self, holds: u32) {
         debug_assert!(holds <= self.holds, "more is released than is held");
         self.holds = self.holds.saturating_sub(holds);
@@ -381,8 +383,8 @@ impl Unit {
         self.leases.stale() == 0 && self.holds == 0
     }
 
-    /// What steps have cost since this was asked last, in estimated nanoseconds of the thread that
-    /// made them: whoever polls several machines charges it to this one.
+    /// Takes the cost of the steps since the last call, in estimated nanoseconds of the thread that
+    /// made them: a core that polls several machines charges it to this one.
     pub fn take_cost(&mut self) -> u64 {
         std::mem::take(&mut self.cost)
     }
@@ -431,7 +433,7 @@ impl Unit {
         }
     }
 
-    /// Where `iova` goes, and how far that mapping reaches; a refusal is not recorded.
+    /// Returns the mapping of `iova`; a refusal is not recorded.
     fn find<M: PhysMem>(
         &mut self,
         mem: &M,
@@ -498,9 +500,9 @@ impl Unit {
         Ok(mapping)
     }
 
-    /// Adds to the `done` bytes at `gpa`, which `iova` goes to, the mappings that follow them
-    /// there, up to `len`; as far as none is refused or waits. Whoever wants the rest asks from
-    /// there on, and gets that answer.
+    /// Extends the run of `done` bytes at `gpa`, to which `iova` translates, by the mappings that
+    /// follow it in memory, up to `len` bytes. Stops before a page that is refused or pends; a call
+    /// for the rest, from there on, returns that result.
     #[cold]
     #[inline(never)]
     fn extend<M: PhysMem>(
@@ -538,7 +540,7 @@ impl Unit {
     ) -> Run {
         let (tag, need) = (self.contexts.tag(source), permission_bit(perm));
         let run = iova.left_in_page();
-        // Nothing here wraps: a span is aligned, and inside what the context may address.
+        // Nothing here wraps: a span is aligned, and inside the context's address width.
         let len = len.min(left_in_span(iova));
         let (at, next) = (iova.raw() + run, gpa.raw() + run);
         let pages = (len - run).div_ceil(PAGE_SIZE);
@@ -563,8 +565,8 @@ impl Unit {
             (ContextKind::PassThrough, _) => DomainTag::NONE,
             (_, None) => self.iotlb.begin_epoch(),
             (_, Some((tag, beyond))) if beyond == context.beyond => tag,
-            // Two widths in one domain are a mistake of the guest's. What one may address the other
-            // may not: nothing is kept.
+            // Two widths in one domain are a mistake of the guest's. An address may be valid for
+            // one and not for the other: nothing is cached.
             (_, Some(_)) => DomainTag::NONE,
         };
         self.contexts.insert(source, context, tag);
@@ -584,8 +586,8 @@ impl Unit {
     }
 }
 
-/// Whether all of a page may be used on the word of one address in it: not where the page, or what
-/// it maps to, touches the interrupt range.
+/// Returns whether the translation of one address in a page is valid for all of the page: not if
+/// the page, or the memory that it maps to, touches the interrupt range.
 fn is_cacheable(mapping: &Mapping, iova: Iova) -> bool {
     let size = mapping.size.bytes();
     !touches_interrupt_range(iova.align_down(size).raw(), size)

@@ -3,14 +3,14 @@
 //! Each descriptor is fetched as one 16-byte copy, checked in full, and performed; then IQH moves.
 //! A descriptor that is wrong in any bit, cannot be fetched, or a tail outside the queue, sets IQE
 //! and raises the fault event; IQH stays on it and nothing more is done until software clears IQE.
-//! A wait descriptor completes only when no lease is stale and nobody holds an invalidation; until
-//! then the unit is *parked* on a copy of it. Completing moves IQH (published first, see
+//! A wait descriptor completes only when no lease is stale and no follower holds an invalidation;
+//! until then the unit is *parked* on a copy of it. Completing moves IQH (published first, see
 //! [`Unit::run`]), writes the status word with release, and raises the completion event; with both
 //! IF and SW, in that order.
 //!
-//! Bound: the budget of the step ([`STEP_BUDGET`](super::STEP_BUDGET)), in which descriptors, looks
-//! at leases and table walks are counted; a queue of 2^7 pages has 32768 descriptors. An
-//! invalidation that is not done when the budget is spent keeps IQH on it and goes on in the next
+//! Bound: the budget of the step ([`STEP_BUDGET`](super::STEP_BUDGET)), in which descriptors,
+//! visits of leases and table walks are counted; a queue of 2^7 pages has 32768 descriptors. An
+//! invalidation that is not done when the budget is spent keeps IQH on it and continues in the next
 //! step.
 //!
 //! Left out: device-TLB, interrupt-entry and scalable-mode descriptors: not advertised, so they are
@@ -25,8 +25,7 @@ use crate::spec::invalidate::{
 };
 use crate::spec::registers::QueueAddress;
 
-/// What fetching, checking and performing a descriptor costs, in ns, besides what it asks of the
-/// leases.
+/// Cost of fetching, checking and performing a descriptor, in ns, without the work on leases.
 const DESCRIPTOR: u64 = 30;
 const STEP: u32 = DESCRIPTOR_LEN as u32;
 
@@ -193,8 +192,8 @@ impl Unit {
     }
 
     /// Writes the status word; `false` if it is not in RAM. IQH is published before the word,
-    /// because a guest that saw the word may look at IQH next; it is published only when the word
-    /// can be written, because IQH must stay on a descriptor that is wrong.
+    /// because a guest that saw the word may read IQH next; it is published only when the word can
+    /// be written, because IQH must stay on a malformed descriptor.
     fn write_status<M: PhysMem>(
         &self,
         mem: &M,

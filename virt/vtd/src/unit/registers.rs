@@ -4,7 +4,7 @@
 //! right for every register whose trigger lies in the high half (CCMD, IOTLB) and lets guests write
 //! FEADDR and FEUADDR in one go (Xen does). Other accesses read 0 and write nothing.
 //!
-//! Writes never touch memory: what needs it is noted here and done by [`Unit::step`].
+//! Writes never touch memory: work that needs memory is recorded here and done by [`Unit::step`].
 
 use super::faults::Event;
 use super::{AccessLen, Unit};
@@ -51,7 +51,7 @@ const EXTENDED: ExtendedCapability = ExtendedCapability::new()
 
 /// Extended capabilities of a unit with this configuration.
 fn extended_capability(config: &Config) -> ExtendedCapability {
-    // Emulated devices need not look at SNP: everything they do is coherent.
+    // Emulated devices need not check SNP: all their accesses are coherent.
     EXTENDED.with_sc(config.snoop_control)
 }
 
@@ -84,7 +84,7 @@ fn capability(config: &Config) -> Capability {
 /// Registers with plain state; those of faults are in [`Faults`](super::faults::Faults).
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Registers {
-    /// GSTS bits in effect. TES is what the guest sees; `Unit::te` is what translation does.
+    /// GSTS bits in effect. TES is the bit that the guest sees; `Unit::te` controls translation.
     pub(crate) gsts: GlobalStatus,
     pub(crate) rtaddr: u64,
     pub(crate) irta: u64,
@@ -129,7 +129,7 @@ fn with_half(old: u64, is_high: bool, half: u32) -> u64 {
 }
 
 impl Unit {
-    /// What the guest reads at `offset`, as the trap front end answers it.
+    /// Returns the value that the guest reads at `offset`, for the trap front end.
     pub fn read(&self, offset: u16, len: AccessLen) -> u64 {
         if !is_aligned(offset, len) {
             return 0;

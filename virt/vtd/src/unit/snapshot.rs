@@ -11,9 +11,10 @@ use crate::spec::fault::FaultRecording;
 use crate::spec::registers::{ContextCommand, GlobalStatus, IotlbInvalidate};
 
 impl Unit {
-    /// The unit's state; see [`saved_state`](crate::saved_state) for what is left out and why.
+    /// Returns the unit's state; see [`saved_state`](crate::saved_state) for the parts that are
+    /// left out, and the reasons.
     pub fn save(&self) -> SavedUnit {
-        // In full, so that a new field does not compile until someone decides about it.
+        // In full, so that a new field does not compile until it is handled here.
         let Self {
             config,
             registers,

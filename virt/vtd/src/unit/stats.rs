@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::leases::Scope;
 
-/// What a unit has done since it was made. All fields count events.
+/// Counters of a unit since it was made. All fields count events.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stats {
     /// Translations answered from the IOTLB.
@@ -43,7 +43,7 @@ pub struct Stats {
     pub queue_errors: u64,
     /// Interrupt messages sent.
     pub messages: u64,
-    /// Register writes taken, from whichever front end.
+    /// Register writes taken, from any front end.
     pub register_writes: u64,
 }
 

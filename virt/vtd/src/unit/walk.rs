@@ -2,7 +2,7 @@
 //!
 //! A walk reads the tables as they are now, keeps nothing, and changes nothing; the caches are
 //! filled by its callers. Each entry is read once into a local, checked, then used. A walk that
-//! meets `Pending` is begun again from the root entry by its caller, so no part of it outlives an
+//! gets `Pending` is begun again from the root entry by its caller, so no part of it outlives an
 //! invalidation.
 //!
 //! Bound: one root entry, one context entry, at most four second-level entries. The search of a
@@ -17,8 +17,8 @@ use crate::config::{AddressWidth, LargePages};
 use crate::spec::fault::FaultReason;
 use crate::spec::tables::{ContextEntry, ENTRY_LEN, PTE_LEN, RootEntry, SlPte, TranslationType};
 
-/// Host address width: no table entry may hold an address of more bits. It is what the DMAR table
-/// says.
+/// Host address width, in bits: no table entry may hold an address of more bits. The DMAR table has
+/// the same value.
 pub const HOST_ADDRESS_WIDTH: u8 = 48;
 
 /// Page sizes of second-level tables.
@@ -43,10 +43,10 @@ impl PageSize {
     }
 }
 
-/// Why a walk gave nothing.
+/// Reason why a walk gave no mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WalkStop {
-    /// A table is not in memory yet.
+    /// The page of a table is absent.
     Pending(Ticket),
     /// The request is refused.
     Fault(WalkFault),
@@ -55,7 +55,7 @@ pub(crate) enum WalkStop {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WalkFault {
     pub(crate) reason: FaultReason,
-    /// The context entry says FPD, and the reason is one that FPD silences.
+    /// The context entry has FPD set, and FPD suppresses the recording of this reason.
     pub(crate) silent: bool,
 }
 
@@ -129,8 +129,8 @@ const fn bits_above(width: u8) -> u64 {
     !0 << width
 }
 
-/// First and last address of the interrupt range. Neither an IOVA nor what it maps to may lie
-/// there.
+/// First and last address of the interrupt range. Neither an IOVA nor the address that it maps to
+/// may lie there.
 pub(super) const INTERRUPT_RANGE: (u64, u64) = (0xfee0_0000, 0xfeef_ffff);
 
 /// Whether `[start, start + len)` touches the interrupt range.
@@ -139,7 +139,7 @@ pub(crate) const fn touches_interrupt_range(start: u64, len: u64) -> bool {
     start <= INTERRUPT_RANGE.1 && start + (len - 1) >= INTERRUPT_RANGE.0
 }
 
-/// What a walk starts from.
+/// Root table and configuration from which a walk starts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Walker {
     /// The latched root table.
@@ -218,8 +218,8 @@ impl Walker {
         })
     }
 
-    /// Where `perm` to `iova` goes through an already checked context. The answer's permissions may
-    /// lack `perm` only in error: a missing permission is a fault.
+    /// Translates an access with `perm` to `iova` through an already checked context. A missing
+    /// permission is a fault, so the permissions of the result include `perm`.
     pub(crate) fn translate<M: PhysMem>(
         &self,
         mem: &M,
@@ -322,9 +322,9 @@ impl Walker {
         }
     }
 
-    /// Whether a part of a lease still goes where it went: the question that an invalidation asks.
-    /// `part` is moved on as far as it does; `walked` is told of each walk, and says whether to go
-    /// on.
+    /// Returns whether a part of a lease still translates to the same memory, for the recheck of an
+    /// invalidation. Advances `part` as far as it does. `walked` is called after each walk, and
+    /// returns whether to continue.
     pub(crate) fn still_holds<M: PhysMem>(
         &self,
         mem: &M,

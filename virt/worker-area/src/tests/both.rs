@@ -94,7 +94,7 @@ fn an_answer_comes_once() {
 #[test]
 fn windows_of_blocks_are_whole_blocks() {
     let shape = small();
-    // A write of 10,000 bytes and a read of as many; a read behind bytes that nobody wants.
+    // A write of 10,000 bytes and a read of as many; a read behind bytes that no operation takes.
     for (readable, writable) in [(10_240, 0), (0, 10_240), (7, 10_240), (4096, 0), (0, 4096)] {
         let totals = Totals { readable, writable };
         let mut at = 0;

@@ -11,7 +11,7 @@ use crate::{Misbehaviour, Owner, Shape, Totals, Verdict};
 
 const SLOTS: u32 = 4;
 
-/// What happens next.
+/// Next step of a random history.
 #[derive(Clone, Debug)]
 enum Event {
     /// The owner submits a request to slot, if that is not out.
@@ -48,7 +48,8 @@ fn shape() -> Shape {
     Shape::new(SLOTS, 4096, 16, 1).expect("a small area")
 }
 
-/// What the owner may believe of the answer at `taken`, by what lies in the area and what is out.
+/// Returns what the owner may believe of the answer at `taken`, by what lies in the area and what
+/// is out.
 fn believed(
     words: &SharedFile,
     taken: u32,

@@ -1,4 +1,4 @@
-//! Which capabilities are seen, what is refused, and lists that are wrong.
+//! Visible capabilities, refusals, and malformed lists.
 
 use super::*;
 
@@ -39,7 +39,8 @@ fn of_all_standard_capabilities_five_are_seen() {
             0x01 => assert_eq!(seen, [(0x01, 0x60), (0x05, 0x40)]),
             // The first of two is used.
             0x05 => assert_eq!(seen, [(0x05, 0x60)]),
-            // Seen too, but not with what the mark says: a length, a version, places of a table.
+            // Visible, too, but the marker is no valid content: a length, a version, places of a
+            // table.
             0x09 | 0x10 | 0x11 => {
                 assert_eq!(seen, [(0x05, 0x40)]);
                 assert_eq!(faults(&guest)[0].0, u16::from(id));

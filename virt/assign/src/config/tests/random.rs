@@ -66,7 +66,8 @@ fn image(seed: u64, is_extended: bool, planted: u64) -> (Image, [u64; BARS]) {
     (Image(bytes), sizes)
 }
 
-/// The bits that a guest may change, from what it sees: the table's rows written a second time.
+/// Returns the bits that a guest may change, from the visible space: an independent copy of the
+/// table's rows.
 fn allowed(guest: &GuestConfig) -> Vec<u32> {
     let mut allowed = vec![0_u32; 1024];
     allowed[1] = 0x0406;
@@ -126,7 +127,7 @@ proptest! {
     ) {
         let (image, bar_sizes) = image(seed, is_extended, planted);
         let mut guest = guest(&image, bar_sizes, can_reset);
-        // The lists end, and have what the table shows, where the device has it.
+        // The lists end, and have the visible capabilities of the table, where the device has them.
         let standard = listed(&guest, Space::Standard);
         for (id, at) in &standard {
             prop_assert!(STANDARD_SHOWN.contains(id));
@@ -162,7 +163,7 @@ proptest! {
         for (word, (changed, allowed)) in changed.iter().zip(&allowed).enumerate() {
             prop_assert_eq!(changed & !allowed, 0, "at {:#x}", 4 * word);
         }
-        // Nothing but what is named is read through.
+        // Only named bits are read through.
         for (reg, len, _) in &accesses {
             let len = lens[*len];
             let differ = guest.read(*reg, len, |_| 0) ^ guest.read(*reg, len, |_| u32::MAX);
@@ -186,7 +187,7 @@ proptest! {
         prop_assert_eq!(areas.pieces(0, 0, 8).map(|piece| piece.bytes.end).max(), Some(8));
     }
 
-    /// What is refused is refused, for any bytes at all.
+    /// Any bytes are either refused or accepted without a panic.
     #[test]
     fn any_bytes_do_no_harm(seed: u64, is_extended: bool, sizes: [u64; BARS]) {
         let random = &mut Random::new(seed);

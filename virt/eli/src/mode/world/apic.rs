@@ -10,7 +10,7 @@ pub(super) struct Line {
     pub(super) remote: bool,
 }
 
-/// The local APIC and what is connected to it.
+/// The local APIC and the controllers connected to it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Apic {
     pub(super) requested: BTreeSet<Vector>,
@@ -38,7 +38,7 @@ impl Apic {
         }
     }
 
-    /// What the processor would get from it now.
+    /// Returns the vector that the processor would receive from it now.
     pub(super) fn deliverable(&self) -> Option<Vector> {
         let highest = *self.requested.last()?;
         let in_service = self.in_service.last().map_or(0, |vector| vector >> 4);

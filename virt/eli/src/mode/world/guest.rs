@@ -80,7 +80,7 @@ impl World {
         }
     }
 
-    /// What a guest does that only wants to be done with everything.
+    /// Makes the next step of a guest that only finishes its work.
     pub(super) fn finish(&mut self, plan: &EntryControls) -> Checked {
         let Some(handler) = self.handlers.last().copied() else {
             if self.task_priority != 0 {
@@ -116,7 +116,7 @@ impl World {
         if let Some(Service::Guest { is_over }) = self.service.get_mut(&real) {
             *is_over = true;
         }
-        // What the device wanted is done, mostly.
+        // In most cases the device's request is done by then.
         if LEVELS.contains(&vector) && self.random.chance(0.7) {
             self.apic.line(real, false);
         }
@@ -182,7 +182,7 @@ impl World {
         ensure(real < 0xf0, || "the host's class is blocked".into())
     }
 
-    /// The guest reads what is in service and requested.
+    /// The guest reads its in-service and request registers.
     pub(super) fn read(&mut self) -> Checked {
         self.exit("read")?;
         self.seen.reads += 1;

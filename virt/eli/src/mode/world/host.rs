@@ -1,5 +1,5 @@
-//! The hypervisor of the small world: it does what the machine says, and holds it against the
-//! ledger.
+//! The hypervisor of the simulated world: it carries out the machine's decisions, and checks them
+//! against the ledger.
 
 use super::*;
 
@@ -71,7 +71,7 @@ impl World {
         ensure(self.stuck < STUCK, || format!("exits for ever: {why}"))
     }
 
-    /// Each exit lets in what waits for the host.
+    /// Takes the pending interrupts of the host, at each exit.
     fn let_in(&mut self) -> Checked {
         while self.host_waits() {
             self.window(Phase::Drain)?;
@@ -85,7 +85,7 @@ impl World {
 
     pub(super) fn enter(&mut self) -> Checked {
         self.let_in()?;
-        // Nothing of the guest's keeps one out, whatever made it exit.
+        // No state of the guest's keeps one out, for any kind of exit.
         ensure(self.hosts_raised.is_empty(), || {
             format!("{:x?} waits for the guest", self.hosts_raised)
         })?;
@@ -110,7 +110,8 @@ impl World {
         let Some(injection) = plan.inject else {
             return match self.going.take() {
                 Some(going) => {
-                    // What goes again was injected, by the host or by the guest.
+                    // An event that is injected again was injected before, by the host or by the
+                    // guest.
                     self.deliver(&plan, going, true)
                 }
                 None => Ok(()),
@@ -200,8 +201,8 @@ impl World {
             true => field & !(7 << 8) | 3 << 8,
             false => field,
         };
-        // A table's page, or the stack's, has to be looked at for that, which the limit comes
-        // before.
+        // A fault on the table's page, or the stack's, may cut the delivery off. The processor
+        // accesses these pages only after its check of the limit.
         if u32::from(vector) * 16 + 15 <= plan.limit && self.random.chance(0.02) {
             return self.cut_off(going, says, was_injected);
         }
@@ -289,7 +290,7 @@ impl World {
             return Err(format!("{going:x?} is lost"));
         };
         self.going = Some(Going { event, ..going });
-        // What is assigned may change before it goes again.
+        // The assigned set may change before it is injected again.
         if self.random.chance(0.3) {
             self.assign();
         }
@@ -304,7 +305,7 @@ impl World {
         })
     }
 
-    /// What a machine without a host raises.
+    /// Returns the fault that a machine without a host raises.
     pub(super) fn bare(&self, vector: Vector, of: Of) -> Option<Event> {
         let (privilege, external) = match of {
             Of::Software(privilege) => (Some(privilege), 0),
@@ -453,7 +454,7 @@ impl World {
         Ok(())
     }
 
-    /// The processor acknowledges what is there.
+    /// The processor acknowledges the pending interrupt, if any.
     pub(super) fn acknowledge(&mut self) -> Option<(From, Vector)> {
         let prefers_pic = self.random.chance(0.5);
         let acknowledged = self.apic.acknowledge(prefers_pic);

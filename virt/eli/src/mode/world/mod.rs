@@ -1,10 +1,10 @@
-//! A small world around the mode machine: one processor with its local APIC, an I/O APIC's level
+//! Simulated world around the mode machine: one processor with its local APIC, an I/O APIC's level
 //! lines, an 8259, a guest with its interrupt descriptor table and handlers, devices, and a
-//! hypervisor that does what [`Core`] says and nothing else.
+//! hypervisor that only carries out the decisions of [`Core`].
 //!
-//! The hardware here is naive and its own: it reads gates by their bits, and keeps a ledger of each
-//! interrupt from the moment it is raised until its handler runs. What the machine says is held
-//! against that ledger, never against the machine's own model.
+//! The hardware here is naive and independent: it reads gates by their bits, and keeps a ledger of
+//! each interrupt from the moment it is raised until its handler runs. The decisions of the machine
+//! are checked against that ledger, never against the machine's own model.
 //!
 //! **Left out.** A guest that breaks its own rules (an EOI without a handler), and unspecific EOIs
 //! to the 8259: it would retire the wrong line there, since the host acknowledges on the guest's
@@ -40,17 +40,17 @@ const STUCK: u32 = 300;
 /// The host's vectors.
 const HOSTS: [(Vector, Source); 2] = [(0xf1, Source::Tick), (0xf2, Source::Message)];
 
-/// What is wrong.
+/// Result of a check; the error describes the defect.
 pub(super) type Checked = Result<(), String>;
 
-/// Where an interrupt comes from.
+/// Controller that an interrupt comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum From {
     Apic,
     Pic,
 }
 
-/// Why a vector is in service at the real local APIC.
+/// Party for which a vector is in service at the real local APIC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Service {
     /// The host took it: it may end at any time.
@@ -59,12 +59,12 @@ enum Service {
     Guest { is_over: bool },
 }
 
-/// What is on its way through the table.
+/// Origin of an event on its way through the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Of {
-    /// The processor acknowledged it: only it knows.
+    /// The processor acknowledged it: the hypervisor does not know of it yet.
     Hardware(From),
-    /// The host injected what had been acknowledged before.
+    /// The host injected an interrupt that had been acknowledged before.
     Injected(From),
     /// An INT instruction of this privilege.
     Software(u8),
@@ -81,7 +81,7 @@ struct Going {
 /// A handler that runs, or was interrupted.
 #[derive(Clone, Copy, Debug)]
 struct Handler {
-    /// What it has to end.
+    /// Interrupt that it has to end.
     serves: Option<(From, Vector)>,
     is_virtual: bool,
     is_over: bool,
@@ -89,7 +89,7 @@ struct Handler {
     interrupts: bool,
 }
 
-/// What happens most at the time.
+/// Phase of a run: the kind of step that prevails.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Phase {
     Quiet,
@@ -97,7 +97,7 @@ pub(super) enum Phase {
     Masked,
     Nested,
     Reprogram,
-    /// Nothing new: everything that was begun ends.
+    /// No new events: everything that was begun ends.
     Drain,
 }
 
@@ -113,7 +113,7 @@ pub(super) struct World {
     limit: u32,
     handlers: Vec<Handler>,
     task_priority: u8,
-    /// The guest's vectors, and what they are at the local APIC.
+    /// Map from the guest's vectors to those at the local APIC.
     claimed: BTreeMap<Vector, Vector>,
     // The hypervisor.
     table: Vec<Gate>,
@@ -139,8 +139,8 @@ pub(super) struct World {
     traces: bool,
 }
 
-/// What a processor finds in a table: a fault, or nothing wrong. In its order: limit, type,
-/// privilege, presence.
+/// Returns the fault that a processor raises for `vector` in a table, if any. Checks in the
+/// processor's order: limit, type, privilege, presence.
 fn look(table: &[Gate], limit: u32, vector: Vector, privilege: Option<u8>) -> Option<Vector> {
     let low = table[usize::from(vector)].0[0];
     let (kind, system, least, present) =
@@ -226,7 +226,7 @@ impl World {
         world
     }
 
-    /// Prints what happens.
+    /// Turns on printing of events.
     pub(super) fn trace(&mut self) {
         self.traces = true;
     }
@@ -239,7 +239,7 @@ impl World {
 
     // The ledger.
 
-    /// Whose a vector of the local APIC's is, if it is the host's.
+    /// Returns the host's source of a vector at the local APIC, if it is the host's.
     fn host_of(&self, real: Vector) -> Option<Source> {
         let own = HOSTS.into_iter().find(|own| own.0 == real)?;
         Some(own.1)
@@ -250,13 +250,13 @@ impl World {
         self.claimed.get(&vector).copied().unwrap_or(vector)
     }
 
-    /// The guest's vector of what came as `real`.
+    /// Returns the guest's vector for an interrupt that arrived as `real`.
     fn guests(&self, real: Vector) -> Vector {
         let own = self.claimed.iter().find(|(_, its)| **its == real);
         own.map_or(real, |(vector, _)| *vector)
     }
 
-    /// What the guest has in service, as its handlers have it.
+    /// Returns the vectors that the guest has in service, according to its handlers.
     fn truth(&self) -> BTreeSet<Vector> {
         self.handlers
             .iter()
@@ -332,7 +332,7 @@ impl World {
 
     // The guest.
 
-    /// One thing happens.
+    /// Runs one event.
     pub(super) fn event(&mut self, phase: Phase) -> Checked {
         self.events += 1;
         let often = match phase {
@@ -377,7 +377,7 @@ impl World {
         self.stuck = 0;
         match phase {
             Phase::Drain => self.finish(&plan)?,
-            // A guest that does what it has to, soon.
+            // A guest that finishes its work soon.
             Phase::Quiet | Phase::Reprogram if self.random.chance(0.5) => self.finish(&plan)?,
             _ => self.instruction(phase, &plan)?,
         }
@@ -391,8 +391,8 @@ impl World {
 
     /// Everything that was begun ends, and nothing is left.
     pub(super) fn rest(&mut self) -> Checked {
-        // What is on its way gets there first; between that and the next entry no guest could
-        // change a thing.
+        // An event on its way is delivered first; between that and the next entry no guest
+        // could change anything.
         while self.going.is_some() {
             self.event(Phase::Drain)?;
         }

@@ -1,6 +1,6 @@
-//! Counts of what a world has met: a run in which something never happened shows nothing about it.
+//! Coverage counters of a world: a run in which an event never happened shows nothing about it.
 
-/// How often it happened.
+/// Number of occurrences of each event.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in super::super) struct EventCounts {
     pub(in super::super) direct: u64,

@@ -1,4 +1,4 @@
-//! Through a file and back, and what a file may not hold; `unit::tests::model` saves in between.
+//! Round trip through a file, and refused files; `unit::tests::model` saves in between.
 
 use super::*;
 

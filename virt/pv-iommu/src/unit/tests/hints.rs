@@ -1,4 +1,4 @@
-//! Hints of MAPs: what is asked for, that no answer waits for it, and that it is bounded.
+//! Hints of MAPs: the pages requested; no answer waits for them, and they are bounded.
 
 use std::sync::Arc;
 
@@ -35,7 +35,7 @@ impl Paged {
         paged
     }
 
-    /// Asks; the answer, which comes within the call.
+    /// Sends a request; returns the answer, which comes within the call.
     fn ask(&mut self, what: Request) -> CommandResult {
         self.asked += 1;
         let command = Command {
@@ -67,7 +67,7 @@ impl Paged {
         assert_eq!(self.ask(what), CommandResult::Done);
     }
 
-    /// The pager brings in what it was asked for.
+    /// The pager brings in the requested pages.
     fn deliver(&mut self) {
         for ticket in self.mem.tickets() {
             self.mem.deliver(ticket);
@@ -91,21 +91,21 @@ fn a_map_asks_for_absent_pages_that_a_device_may_read() {
     paged.map(9, 1, MAP_WRITE);
     assert_eq!(paged.mem.tickets().len(), 2);
     paged.deliver();
-    // A look at an absent page would ask for it.
+    // A read of an absent page would request it.
     let there: Vec<_> = [3, 4, 8].map(|page| paged.is_there(page)).into();
     assert_eq!(there, [true; 3]);
     assert!(!paged.is_there(9));
-    // What is there is not asked for again.
+    // Present pages are not requested again.
     paged.unmap(3, 2);
     paged.map(3, 2, MAP_READ);
     let counts = paged.unit.hint_counts();
     assert_eq!((counts.gathered, counts.unasked), (2, 0));
 }
 
-/// Memory keeps what has come for a ticket until it is asked for again: a guest that maps and never
-/// uses holds nothing.
+/// Memory keeps a page that came in for a ticket until it is accessed. The next poll accesses it,
+/// so that a guest which maps and never uses holds nothing.
 #[test]
-fn what_has_come_may_leave_again_though_no_device_uses_it() {
+fn page_brought_in_by_a_hint_can_be_evicted_unused() {
     let mut paged = Paged::new(Hints::new(true, None), 1 << 20);
     paged.map(3, 1, MAP_READ);
     let page = guest_mem::Pages::new(&[Gpa::new(3 * PAGE_SIZE)]).expect("a page");
@@ -129,7 +129,7 @@ fn without_the_switch_nothing_is_asked_for() {
 }
 
 #[test]
-fn what_is_refused_or_no_memory_hints_at_nothing() {
+fn refused_map_or_no_ram_gives_no_hint() {
     let mut paged = Paged::new(Hints::new(true, None), 1 << 20);
     let refused = paged.ask(map(7, 0, 4095, 0, MAP_READ));
     assert_eq!(refused, CommandResult::Refused(NOENT));
@@ -140,7 +140,7 @@ fn what_is_refused_or_no_memory_hints_at_nothing() {
     assert_eq!(paged.mem.tickets(), []);
 }
 
-/// Maps and unmaps by the million, of pages that never come: what is asked for has an end.
+/// Millions of maps and unmaps of pages that never come in: the number of requests is bounded.
 #[test]
 fn a_flood_of_maps_asks_for_so_many_pages_and_no_more() {
     const BYTES: u64 = 64 << 20;

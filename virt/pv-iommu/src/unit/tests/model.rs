@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// What a step of the model does.
+/// Step of the model.
 #[derive(Clone, Debug)]
 enum Step {
     Attach(u8, u32),
@@ -16,7 +16,7 @@ enum Step {
     Lease(u8, u64),
     End(usize),
     Poll,
-    /// Saved and restored, where nobody has a lease.
+    /// Saves and restores the unit, if there is no lease.
     Save,
 }
 
@@ -39,9 +39,9 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 type Page = (u64, bool, bool, u64);
 
 proptest! {
-    /// Against a table of pages for each domain. Whoever reads it sees what the unit must: where
-    /// each access goes, how each request ends, and that none that takes pages away has ended while
-    /// a lease that began before it is in one of them.
+    /// Compares the unit with a table of pages for each domain, which gives the translation of each
+    /// access and the result of each request. No request that removes pages may end while a lease
+    /// that began before it is in one of them.
     #[test]
     fn as_a_table_of_pages_has_it(steps in steps()) {
         let mut world = World::new();

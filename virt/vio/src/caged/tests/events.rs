@@ -31,7 +31,7 @@ impl CagedGuest {
 }
 
 #[test]
-fn what_a_dead_worker_had_is_begun_again_by_the_next() {
+fn next_worker_begins_requests_of_a_dead_one_again() {
     // It dies before it answers, after it has answered, and between two windows.
     for steps in 0..4 {
         let (len, to) = (10_240u32, DATA + 0x8000);

@@ -1,4 +1,4 @@
-//! What is unmapped while the worker is at work, and memory that is absent.
+//! Memory that is unmapped while the worker is at work, and memory that is absent.
 
 use fake_mem::PendingDma;
 use guest_mem::{Iommu, Iova, Perm};
@@ -9,7 +9,7 @@ use crate::blk::tests::support::DATA;
 use crate::{Activity, PollBudget, QueueDevice, Service};
 
 #[test]
-fn what_was_unmapped_meanwhile_is_refused_and_stays_as_it_was() {
+fn buffer_unmapped_meanwhile_is_refused_and_unchanged() {
     let mut caged = CagedGuest::new(small(), mem_disk());
     let mut dma = caged.guest.dma();
     caged.guest.driver.put(DATA, &[0xee; 8192]);
@@ -27,7 +27,7 @@ fn what_was_unmapped_meanwhile_is_refused_and_stays_as_it_was() {
 }
 
 #[test]
-fn what_may_not_be_read_never_reaches_the_worker() {
+fn memory_the_device_may_not_read_never_reaches_the_worker() {
     let mut caged = CagedGuest::new(small(), mem_disk());
     let mut dma = caged.guest.dma();
     dma.iommu.deny(Iova::new(DATA), 4096, Perm::Read);

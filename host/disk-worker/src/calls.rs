@@ -14,7 +14,7 @@ const fn always(number: i64) -> Call {
 }
 
 /// Returns all of them, for a disk of `capacity` bytes.
-pub(super) fn allowed(capacity: u64) -> Vec<Call> {
+pub(crate) fn allowed(capacity: u64) -> Vec<Call> {
     let of_disk = Call {
         number: libc::SYS_fallocate,
         when: When::KeepsSize(capacity),

@@ -5,8 +5,9 @@
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
@@ -19,22 +20,22 @@ const BYTE: [u8; 1] = *b"w";
 
 /// All that a worker is given.
 #[derive(Debug)]
-pub struct Given {
+pub(crate) struct Given {
     /// The shared area.
-    pub area: OwnedFd,
+    pub(crate) area: OwnedFd,
     /// The eventfd that wakes the worker.
-    pub kick: OwnedFd,
+    pub(crate) kick: OwnedFd,
     /// The one that wakes its owner.
-    pub call: OwnedFd,
+    pub(crate) call: OwnedFd,
     /// The eventfd by which the worker says once that it serves, or why it cannot; closed then.
-    pub ready: OwnedFd,
+    pub(crate) ready: OwnedFd,
     /// The disk's file.
-    pub image: OwnedFd,
+    pub(crate) image: OwnedFd,
 }
 
 impl Given {
     /// Their numbers.
-    pub fn numbers(&self) -> [RawFd; COUNT] {
+    pub(crate) fn numbers(&self) -> [RawFd; COUNT] {
         let Self {
             area,
             kick,
@@ -47,7 +48,7 @@ impl Given {
 
     /// Puts the eventfd of the owner in the place of standard input, output and error: a worker
     /// reads and says nothing there.
-    pub fn replace_standard(&self) -> io::Result<()> {
+    pub(crate) fn replace_standard(&self) -> io::Result<()> {
         rustix::stdio::dup2_stdin(&self.call)?;
         rustix::stdio::dup2_stdout(&self.call)?;
         Ok(rustix::stdio::dup2_stderr(&self.call)?)
@@ -58,7 +59,7 @@ impl Given {
 ///
 /// # Errors
 /// The kernel's.
-pub fn send(socket: BorrowedFd<'_>, fds: [BorrowedFd<'_>; COUNT]) -> io::Result<()> {
+pub(crate) fn send(socket: BorrowedFd<'_>, fds: [BorrowedFd<'_>; COUNT]) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(COUNT))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     let has_room = control.push(SendAncillaryMessage::ScmRights(&fds));
@@ -72,7 +73,7 @@ pub fn send(socket: BorrowedFd<'_>, fds: [BorrowedFd<'_>; COUNT]) -> io::Result<
 ///
 /// # Errors
 /// No owner is at the other end, or it has sent something else.
-pub fn receive(socket: BorrowedFd<'_>) -> io::Result<Given> {
+pub(crate) fn receive(socket: BorrowedFd<'_>) -> io::Result<Given> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(COUNT))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut byte = [0];
@@ -98,12 +99,20 @@ pub fn receive(socket: BorrowedFd<'_>) -> io::Result<Given> {
     })
 }
 
-/// Waits until the owner, or one of the disk's descriptors, has something for the worker.
-pub(super) fn wait(kick: BorrowedFd<'_>, disk: &[RawFd]) {
+/// Waits until the owner has written `kick`, which is emptied, or one of the disk's descriptors is
+/// readable.
+pub(crate) fn wait(kick: BorrowedFd<'_>, disk: &[RawFd]) {
     let disk: Vec<BorrowedFd<'_>> = disk
         .iter()
         // SAFETY: the disk has them open, and is not dropped during this call.
         .map(|&fd| unsafe { BorrowedFd::borrow_raw(fd) })
         .collect();
-    super::wait_readable(kick.as_fd(), &disk);
+    let mut polled = Vec::with_capacity(1 + disk.len());
+    polled.push(PollFd::from_borrowed_fd(kick, PollFlags::IN));
+    for fd in &disk {
+        polled.push(PollFd::from_borrowed_fd(*fd, PollFlags::IN));
+    }
+    // An interruption is looked into as anything else.
+    let _ = poll(&mut polled, None);
+    let _ = rustix::io::read(kick, &mut [0; 8]);
 }

@@ -1,0 +1,529 @@
+//! The owner's side: starting a worker, watching it, and starting it again.
+
+use std::collections::VecDeque;
+use std::ffi::OsString;
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use guest_mem::FileError;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use sidecore::{drain_eventfd, signal_eventfd};
+use vio::blk::{BlkConfig, BlkError, BlkFacts, FactsError, worker_shape};
+use vio::caged::{Area, Caged, WorkerEvent, WorkerProcess};
+use worker_area::Start;
+
+use crate::worker::Confined;
+use crate::{HostError, descriptors};
+
+/// Requests in flight of one disk.
+const SLOTS: u32 = 128;
+/// Time in which a worker has to be ready.
+const START_LIMIT: Duration = Duration::from_secs(10);
+/// Least time between two starts, so that a request that ends each worker costs the host no more
+/// than ten processes a second.
+const LEAST_LIFE: Duration = Duration::from_millis(100);
+/// Workers in a row that end before they have answered anything, after which there is no other.
+const MOST_FRUITLESS: u32 = 3;
+
+/// How a disk's worker is run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WorkerConfig {
+    /// It goes without a filter of system calls.
+    pub is_unconfined: bool,
+    /// Another one takes its place when it dies.
+    pub restarts: bool,
+}
+
+/// A disk that a worker serves.
+#[derive(Debug)]
+pub struct WorkerDisk {
+    /// The program that calls [`serve`](crate::serve).
+    pub program: PathBuf,
+    /// Its arguments behind those of [`start`].
+    pub arguments: Vec<OsString>,
+    /// The disk's file, open for what the disk is to do, and locked.
+    pub file: File,
+    /// The guest may not write.
+    pub read_only: bool,
+    /// The file passes the host's page cache by.
+    pub direct: bool,
+    /// Serial number, at most 20 bytes of ASCII.
+    pub id: String,
+    /// Block size, queues.
+    pub device: BlkConfig,
+}
+
+/// Reason why there is no worker.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The host refuses something.
+    #[error(transparent)]
+    Host(#[from] HostError),
+    /// There is no memory to share with it.
+    #[error("the worker's memory")]
+    Memory(#[source] FileError),
+    /// It cannot begin, and says why: printable ASCII.
+    #[error("the device worker cannot start: {0}")]
+    Told(String),
+    /// It has ended before it said anything.
+    #[error("the device worker has ended at its start")]
+    Ended,
+    /// It says nothing.
+    #[error("the device worker is not ready after {} s", START_LIMIT.as_secs())]
+    NotReady,
+    /// There is no disk as it says.
+    #[error(transparent)]
+    Facts(#[from] FactsError),
+    /// The thread that starts it has ended: a mistake of ours.
+    #[error("the worker's thread has ended")]
+    Thread,
+}
+
+/// Event of a disk's worker that an administrator is notified of, by the thread that watches it.
+#[derive(Debug)]
+pub enum Report {
+    /// The first one serves.
+    Started {
+        /// Its process.
+        pid: u32,
+        /// As it says of itself.
+        confined: Confined,
+    },
+    /// It has ended, and another one goes on.
+    Replaced {
+        /// How it has ended, in words.
+        how: String,
+        /// Process of the other one.
+        pid: u32,
+    },
+    /// It has ended, and there is to be no other: the disk needs a reset for ever.
+    Gone {
+        /// How it has ended, in words.
+        how: String,
+    },
+    /// It has ended, and the next one shows another disk: there is no other.
+    OtherDisk {
+        /// How it has ended, in words.
+        how: String,
+    },
+    /// It has ended, and no other starts.
+    NoOther {
+        /// How it has ended, in words.
+        how: String,
+        /// Reason why no other does.
+        error: StartError,
+    },
+}
+
+/// A worker that serves, and the thread that watches it.
+pub struct Running {
+    /// How the disk shows itself.
+    pub config: BlkConfig,
+    /// Facts of the disk, as the worker gives them, checked.
+    pub facts: BlkFacts,
+    /// The memory shared with it.
+    pub area: Area,
+    /// Its process. Dropping it ends the worker, and waits for that.
+    pub process: Box<dyn WorkerProcess>,
+}
+
+impl Running {
+    /// The device in front of it.
+    ///
+    /// # Errors
+    /// No device can have that configuration over such a disk.
+    pub fn into_device(self) -> Result<Caged, BlkError> {
+        Caged::new(&self.config, self.facts, self.area, self.process)
+    }
+}
+
+/// Starts the worker of `disk`, and waits until it serves.
+///
+/// The program is started as `PROGRAM device-worker --owner PID --block BYTES --id=TEXT
+/// [--read-only] [--direct] [--unconfined] ARGUMENTS…`, without environment, and with the socket as
+/// standard input; it gives [`serve`](crate::serve) the [`Options`](crate::Options) of these.
+/// `report` is called on a thread of its own, which waits for it.
+///
+/// # Errors
+/// The worker does not start; nothing is left of it.
+pub fn start(
+    disk: WorkerDisk,
+    config: WorkerConfig,
+    report: impl FnMut(Report) + Send + 'static,
+) -> Result<Running, StartError> {
+    let device = disk.device;
+    let new_eventfd = || {
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        eventfd(0, flags).map_err(HostError::of("an eventfd"))
+    };
+    let shared = Arc::new(Shared {
+        call: new_eventfd()?,
+        kick: new_eventfd()?,
+        state: Mutex::default(),
+        has_events: AtomicBool::new(false),
+        has_answered: AtomicBool::new(false),
+    });
+    let (tell, told) = sync_channel(1);
+    let supervisor = Supervisor {
+        shared: shared.clone(),
+        disk,
+        config,
+        report: Box::new(report),
+    };
+    let thread = std::thread::Builder::new()
+        .name("device-worker".into())
+        .spawn(move || supervisor.run(tell))
+        .map_err(HostError::of("a thread"))?;
+    let link = Link {
+        shared,
+        thread: Some(thread),
+    };
+    let First { area, facts } = told.recv().map_err(|_| StartError::Thread)??;
+    Ok(Running {
+        config: device,
+        facts,
+        area,
+        process: Box::new(link),
+    })
+}
+
+/// A worker that serves.
+struct Started {
+    child: Child,
+    area: Area,
+    facts: BlkFacts,
+    confined: Confined,
+}
+
+/// Result of the first start, for the caller of [`start`].
+struct First {
+    area: Area,
+    facts: BlkFacts,
+}
+
+/// State that the device and the supervisor share.
+#[derive(Default)]
+struct State {
+    events: VecDeque<WorkerEvent>,
+    /// The worker's process, while there is one.
+    pidfd: Option<OwnedFd>,
+    /// There is to be no other.
+    is_final: bool,
+    /// The device has ended it, so another one is wanted whatever is said of deaths.
+    is_replaced: bool,
+}
+
+struct Shared {
+    /// Wakes the owner; wakes the worker.
+    call: OwnedFd,
+    kick: OwnedFd,
+    state: Mutex<State>,
+    /// Whether there are events; written under the lock.
+    has_events: AtomicBool,
+    /// The worker has answered something since it was started.
+    has_answered: AtomicBool,
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state
+            .lock()
+            .unwrap_or_else(|poison| poison.into_inner())
+    }
+
+    fn tell(&self, event: WorkerEvent) {
+        let mut state = self.state();
+        state.events.push_back(event);
+        self.has_events.store(true, Ordering::Release);
+        drop(state);
+        signal(&self.call);
+    }
+
+    /// Kills the worker, if there is one.
+    fn kill(state: &State) {
+        if let Some(pidfd) = &state.pidfd {
+            // One that has ended is gone.
+            let _ = pidfd_send_signal(pidfd, Signal::KILL);
+        }
+    }
+}
+
+/// Signals an eventfd that the worker has as well, and may have made blocking.
+fn signal(eventfd: &OwnedFd) {
+    // It is an eventfd: this process made it.
+    let _ = signal_eventfd(eventfd.as_fd());
+}
+
+/// The device's side.
+struct Link {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl WorkerProcess for Link {
+    fn kick(&mut self) {
+        signal(&self.shared.kick);
+    }
+
+    fn wake_fd(&self) -> RawFd {
+        self.shared.call.as_raw_fd()
+    }
+
+    fn drain(&mut self) {
+        drain_eventfd(self.shared.call.as_fd());
+    }
+
+    fn has_events(&self) -> bool {
+        self.shared.has_events.load(Ordering::Acquire)
+    }
+
+    fn next_event(&mut self) -> Option<WorkerEvent> {
+        let mut state = self.shared.state();
+        let event = state.events.pop_front();
+        let has_more = !state.events.is_empty();
+        self.shared.has_events.store(has_more, Ordering::Release);
+        event
+    }
+
+    fn has_answered(&mut self) {
+        if !self.shared.has_answered.load(Ordering::Relaxed) {
+            self.shared.has_answered.store(true, Ordering::Relaxed);
+        }
+    }
+
+    fn end(&mut self, is_final: bool) {
+        let mut state = self.shared.state();
+        state.is_final |= is_final;
+        // One that has ended by itself is judged by that.
+        state.is_replaced |= state.pidfd.is_some();
+        Shared::kill(&state);
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.end(true);
+        if let Some(thread) = self.thread.take() {
+            // It panics at nothing, and waits for the process alone.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The thread that starts the worker and waits for its end.
+struct Supervisor {
+    shared: Arc<Shared>,
+    disk: WorkerDisk,
+    config: WorkerConfig,
+    report: Box<dyn FnMut(Report) + Send>,
+}
+
+impl Supervisor {
+    fn run(mut self, tell: SyncSender<Result<First, StartError>>) {
+        let Started {
+            mut child,
+            area,
+            facts,
+            confined,
+        } = match self.start() {
+            Ok(started) => started,
+            Err(error) => {
+                let _ = tell.send(Err(error));
+                return;
+            }
+        };
+        let pid = child.id();
+        (self.report)(Report::Started { pid, confined });
+        // The machine's builder waits for it; the link that it makes of it ends the worker.
+        let _ = tell.send(Ok(First { area, facts }));
+        let mut fruitless = 0;
+        loop {
+            let begun = Instant::now();
+            let status = child.wait();
+            let (is_final, is_replaced) = {
+                let mut state = self.shared.state();
+                state.pidfd = None;
+                (state.is_final, std::mem::take(&mut state.is_replaced))
+            };
+            self.shared.tell(WorkerEvent::Ended);
+            if is_final {
+                return;
+            }
+            let how = status.map_or_else(|error| error.to_string(), how_ended);
+            fruitless = match self.shared.has_answered.swap(false, Ordering::Relaxed) {
+                true => 0,
+                false => fruitless + 1,
+            };
+            let goes_on = is_replaced || (self.config.restarts && fruitless < MOST_FRUITLESS);
+            if !goes_on {
+                (self.report)(Report::Gone { how });
+                self.shared.tell(WorkerEvent::Gone);
+                return;
+            }
+            // The bound on processes a second, not a wait for anything.
+            std::thread::sleep(LEAST_LIFE.saturating_sub(begun.elapsed()));
+            let started = match self.start() {
+                Ok(started) if started.facts == facts => started,
+                Ok(other) => {
+                    self.discard(other.child);
+                    (self.report)(Report::OtherDisk { how });
+                    self.shared.tell(WorkerEvent::Gone);
+                    return;
+                }
+                // The machine has ended meanwhile.
+                Err(_) if self.shared.state().is_final => return,
+                Err(error) => {
+                    (self.report)(Report::NoOther { how, error });
+                    self.shared.tell(WorkerEvent::Gone);
+                    return;
+                }
+            };
+            child = started.child;
+            let pid = child.id();
+            (self.report)(Report::Replaced { how, pid });
+            self.shared.tell(WorkerEvent::Started(started.area));
+        }
+    }
+
+    /// Starts one worker, and waits until it serves.
+    fn start(&self) -> Result<Started, StartError> {
+        let shape = worker_shape(SLOTS).expect("an area may have as many slots");
+        let area = Area::create(shape).map_err(StartError::Memory)?;
+        let (ours, theirs) = UnixStream::pair().map_err(HostError::of("a socket pair"))?;
+        let child = self.spawn(theirs.into())?;
+        match self.begin(&child, &area, &ours) {
+            Ok((facts, confined)) => Ok(Started {
+                child,
+                area,
+                facts,
+                confined,
+            }),
+            Err(error) => {
+                self.discard(child);
+                Err(error)
+            }
+        }
+    }
+
+    /// Starts the program.
+    fn spawn(&self, socket: OwnedFd) -> Result<Child, HostError> {
+        let mut command = Command::new(&self.disk.program);
+        command.arg("device-worker");
+        command.args(["--owner", &std::process::id().to_string()]);
+        command.args(["--block", &self.disk.device.logical_block.to_string()]);
+        command.arg(format!("--id={}", self.disk.id));
+        for (flag, is_set) in [
+            ("--read-only", self.disk.read_only),
+            ("--direct", self.disk.direct),
+            ("--unconfined", self.config.is_unconfined),
+        ] {
+            if is_set {
+                command.arg(flag);
+            }
+        }
+        command.args(&self.disk.arguments);
+        command.env_clear();
+        command.stdin(Stdio::from(socket));
+        command.stdout(Stdio::null()).stderr(Stdio::null());
+        // Signals of the terminal are the machine's.
+        command.process_group(0);
+        let started = command.spawn();
+        started.map_err(HostError::of("starting the device worker"))
+    }
+
+    /// Sends the worker its descriptors, and waits until it serves.
+    fn begin(
+        &self,
+        child: &Child,
+        area: &Area,
+        socket: &UnixStream,
+    ) -> Result<(BlkFacts, Confined), StartError> {
+        let ready = eventfd(0, EventfdFlags::CLOEXEC).map_err(HostError::of("an eventfd"))?;
+        let Shared { kick, call, .. } = &*self.shared;
+        let image = self.disk.file.as_fd();
+        let given = [
+            area.file(),
+            kick.as_fd(),
+            call.as_fd(),
+            ready.as_fd(),
+            image,
+        ];
+        let sent = descriptors::send(socket.as_fd(), given);
+        sent.map_err(HostError::of("sending its descriptors"))?;
+        self.wait_ready(child, area, &ready)
+    }
+
+    /// Ends a worker that is not to serve.
+    fn discard(&self, mut child: Child) {
+        let _ = child.kill();
+        let _ = child.wait();
+        self.shared.state().pidfd = None;
+    }
+
+    /// Waits until the worker says that it serves, or has ended.
+    fn wait_ready(
+        &self,
+        child: &Child,
+        area: &Area,
+        ready: &OwnedFd,
+    ) -> Result<(BlkFacts, Confined), StartError> {
+        let pidfd = pidfd_open(Pid::from_child(child), PidfdFlags::empty());
+        let pidfd = pidfd.map_err(HostError::of("pidfd_open"))?;
+        {
+            let own = pidfd.try_clone().map_err(HostError::of("a descriptor"))?;
+            let mut state = self.shared.state();
+            state.pidfd = Some(own);
+            if state.is_final {
+                Shared::kill(&state);
+            }
+        }
+        let deadline = Instant::now() + START_LIMIT;
+        loop {
+            // Of the end first: what it said before is there then.
+            let left = deadline.saturating_duration_since(Instant::now());
+            let timeout = Timespec::try_from(left).expect("no more than the limit");
+            let mut fds = [
+                PollFd::new(&pidfd, PollFlags::IN),
+                PollFd::new(ready, PollFlags::IN),
+            ];
+            match poll(&mut fds, Some(&timeout)) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(error) => return Err(HostError::of("poll")(error).into()),
+            }
+            let has_ended = !fds[0].revents().is_empty();
+            match area.start() {
+                Start::Ready(facts) => {
+                    let [capacity, alignment, discard, bits, ..] = facts;
+                    let disk = BlkFacts::from_words([capacity, alignment, discard, bits])?;
+                    return Ok((disk, Confined::of(&facts)));
+                }
+                Start::Failed(why) => return Err(StartError::Told(why)),
+                Start::Waiting if has_ended => return Err(StartError::Ended),
+                Start::Waiting if left.is_zero() => return Err(StartError::NotReady),
+                // An interruption, or a word that no worker writes: its end or the limit follows.
+                Start::Waiting => {}
+            }
+        }
+    }
+}
+
+/// How a process has ended, in words.
+fn how_ended(status: ExitStatus) -> String {
+    match (status.signal(), status.code()) {
+        (Some(libc::SIGSYS), _) => "it made a system call that it may not".into(),
+        (Some(signal), _) => format!("by signal {signal}"),
+        (None, Some(code)) => format!("with status {code}"),
+        (None, None) => status.to_string(),
+    }
+}
