@@ -64,7 +64,7 @@ pub(crate) struct Shared {
     pub exchange: Exchange,
     has_events: AtomicBool,
     /// Wakes the owner.
-    news: OwnedFd,
+    events: OwnedFd,
     /// The flag and the descriptor of the events change together under this lock. If an event set
     /// the flag before the owner took both, and the descriptor after, the descriptor would stay
     /// readable without an event, and the owner could not sleep. The owner only tries the lock.
@@ -89,7 +89,7 @@ impl Shared {
             is_cut_off: AtomicBool::new(false),
             exchange: Exchange::default(),
             has_events: AtomicBool::new(false),
-            news: fd()?,
+            events: fd()?,
             telling: Mutex::default(),
             ordered: fd()?,
             cancel: Arc::new(fd()?),
@@ -158,7 +158,7 @@ impl Shared {
             Err(TryLockError::Poisoned(telling)) => telling.into_inner(),
             Err(TryLockError::WouldBlock) => return,
         };
-        drain_eventfd(self.news.as_fd());
+        drain_eventfd(self.events.as_fd());
         self.has_events.store(false, Ordering::SeqCst);
     }
 
@@ -168,7 +168,7 @@ impl Shared {
     }
 
     pub fn news_fd(&self) -> &OwnedFd {
-        &self.news
+        &self.events
     }
 
     /// Makes the thread return.
@@ -217,7 +217,7 @@ impl Shared {
     pub fn tell(&self) {
         let _telling = self.telling.lock().unwrap_or_else(PoisonError::into_inner);
         self.has_events.store(true, Ordering::SeqCst);
-        ring(&self.news);
+        ring(&self.events);
     }
 
     pub fn is_over(&self) -> bool {
@@ -255,7 +255,7 @@ mod tests {
             }
             teller.join().unwrap();
             assert!(
-                !drain_eventfd(shared.news.as_fd()),
+                !drain_eventfd(shared.events.as_fd()),
                 "it wakes, and nobody would look"
             );
         }

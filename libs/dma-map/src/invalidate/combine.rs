@@ -96,7 +96,7 @@ pub const GATHER_LOOKS: u32 = 512;
 /// and calls them.
 const CONTENDED: u32 = if cfg!(any(loom, shuttle)) { 0 } else { 4 };
 /// Most such waits before a core whose call no other core joined calls again.
-const PRESSED_MAX: u32 = 256;
+const CONTENDED_MAX: u32 = 256;
 /// Number of generations that a core joins before it tries again to submit alone.
 const JOINS: u32 = 256;
 /// A wait is short if it is less than this fraction of the time of the core's own batch.
@@ -155,7 +155,7 @@ impl JoinPolicy {
     /// Records a post: whether other cores had posted.
     fn joined(&self, others: bool) {
         let (joins_left, contended, calls_at) = match self.joins_left.load(Ordering::Relaxed) {
-            _ if !others => (0, 0, (2 * self.calls_at()).min(PRESSED_MAX)),
+            _ if !others => (0, 0, (2 * self.calls_at()).min(CONTENDED_MAX)),
             // One wait that is not short brings it back.
             0 => (JOINS, CONTENDED.saturating_sub(1), 0),
             left => (left - 1, CONTENDED.saturating_sub(1), 0),
