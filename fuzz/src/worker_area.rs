@@ -2,8 +2,8 @@
 //! anywhere, at any time between the owner's steps.
 //!
 //! Of what the owner believes: an answer names a slot that is out, and it goes on only if more
-//! comes; it wrote no more than its window has room for; no more is answered than was submitted.
-//! An answer that it refuses was not in the words. The worker's side is given the same words, as of an
+//! comes; it wrote no more than its window has room for; no more is answered than was submitted. An
+//! answer that it refuses was not in the words. The worker's side is given the same words, as of an
 //! owner that stores anything: it takes nothing that does not fit the area.
 
 use std::cell::RefCell;

@@ -1,5 +1,5 @@
-//! A device model that has been taken over, in the process that has the guest's memory and in one of
-//! its own: what it finds and overwrites there, and what reaches the guest.
+//! A device model that has been taken over, in the process that has the guest's memory and in one
+//! of its own: what it finds and overwrites there, and what reaches the guest.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs::File;

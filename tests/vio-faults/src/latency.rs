@@ -129,8 +129,8 @@ impl BlockIo for LatencyDisk {
         });
     }
 
-    /// Collects nothing: the device asks once its timer is set, and an operation collected now would
-    /// wake no sleeper.
+    /// Collects nothing: the device asks once its timer is set, and an operation collected now
+    /// would wake no sleeper.
     fn has_completions(&mut self) -> bool {
         let now = Instant::now();
         self.below.has_completions() || self.held.iter().any(|(due, _)| *due <= now)

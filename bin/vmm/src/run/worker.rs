@@ -42,7 +42,7 @@ pub fn start(name: String, disk: WorkerDisk, config: WorkerConfig) -> Result<Cag
     Ok(running.map_err(with_remedy)?.into_device()?)
 }
 
-/// What may be done about a worker that does not start.
+/// Remedy for a worker that does not start.
 fn with_remedy(error: StartError) -> Error {
     match error {
         StartError::Told(_) => anyhow!(

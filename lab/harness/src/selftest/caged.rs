@@ -59,8 +59,9 @@ fn without_iommu(seconds: u32) -> Case {
     })
 }
 
-/// The worker is stopped for [`STOPPED`] under I/O. Requests of another disk, each of which ends with
-/// an unmap that is waited for, go on meanwhile; those of the caged disk wait, and end after that.
+/// The worker is stopped for [`STOPPED`] under I/O. Requests of another disk, each of which ends
+/// with an unmap that is waited for, go on meanwhile; those of the caged disk wait, and end after
+/// that.
 fn behind_vtd(seconds: u32) -> Case {
     /// Says that the caged disk has I/O, and counts runs of I/O on the other one.
     const BESIDE: &str = "beside the caged disk:";
