@@ -18,7 +18,8 @@ pub enum LabError {
         hint: String,
     },
     /// There is not enough free space for a file or folder.
-    #[error("the disk of {} is full: {free_mib} MiB are free; make room, or set EXITLESS_LAB_DIR to a directory \
+    #[error("the disk of {} is full: {free_mib} MiB are free; make room, or set EXITLESS_LAB_DIR \
+         to a directory \
              elsewhere", path.display())]
     Full {
         /// A directory on that disk.
@@ -57,7 +58,8 @@ pub enum LabError {
     },
     /// The emulated host or a program in it took too long.
     #[error(
-        "{during}: no end after {seconds} s (more on a busy machine); the end of the lab's console:\n{console}"
+        "{during}: no end after {seconds} s (more on a busy machine); the end of the lab's \
+         console:\n{console}"
     )]
     Timeout {
         /// Event that the caller was waiting for.

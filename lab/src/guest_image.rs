@@ -397,7 +397,8 @@ mod tests {
 
     #[test]
     fn modules_take_their_parameters_from_the_command_line() {
-        let line = "exitless_iommu.reuse=optimistic virtio_blk.queue_depth=64 exitless_iommu.quota=4096 \
+        let line = "exitless_iommu.reuse=optimistic virtio_blk.queue_depth=64 \
+             exitless_iommu.quota=4096 \
             exitless_iommu. exitless_iommu exitless_iommux.reuse=1 exitless.run=\"echo *; true\"";
         let root = Root::new(&NEWER[2..], Some(("exitless-iommu", "")));
         let expected = [

@@ -211,7 +211,8 @@ fn make(
     let text = scratch.to_string_lossy();
     if text.contains([':', ' ', '\t', '$', '#']) {
         return Err(LabError::Config(format!(
-            "kernel modules cannot be built below {text}: make takes no spaces, colons, `$` and `#` there \
+            "kernel modules cannot be built below {text}: make takes no spaces, colons, `$` and \
+             `#` there \
              (EXITLESS_LAB_DIR names another directory)"
         )));
     }

@@ -136,7 +136,8 @@ impl LabConfig {
         let line = self.command_line();
         if line.len() >= COMMAND_LINE_MAX || line.contains(['\0', '\n']) {
             return Err(LabError::Config(format!(
-                "the kernel command line has to be one line of less than {COMMAND_LINE_MAX} bytes, and has {}",
+                "the kernel command line has to be one line of less than {COMMAND_LINE_MAX} bytes, \
+                 and has {}",
                 line.len()
             )));
         }
@@ -154,7 +155,8 @@ impl LabConfig {
             return Ok(());
         }
         Err(LabError::Config(format!(
-            "files of {} MiB do not fit into a lab with {} MiB of memory: it needs {} MiB (--memory); a disk image \
+            "files of {} MiB do not fit into a lab with {} MiB of memory: it needs {} MiB \
+             (--memory); a disk image \
              need not be copied, it can be attached (--disk)",
             files >> 20,
             self.memory_mib,

@@ -553,7 +553,8 @@ mod tests {
             during: "it starts".into(),
             console: console.into(),
         };
-        let assertion = "qemu-system-x86_64: system/physmem.c:2678: iotlb_to_section: Assertion `section_index < d->map.sections_nb' failed.";
+        let assertion = "qemu-system-x86_64: system/physmem.c:2678: iotlb_to_section: Assertion \
+             `section_index < d->map.sections_nb' failed.";
         assert!(emulators_own(&died(assertion)).is_some_and(|why| why.contains("assertion")));
         let panic = "Kernel panic - not syncing: Attempted to kill init!";
         assert!(emulators_own(&died(panic)).is_some_and(|why| why.contains("panicked")));

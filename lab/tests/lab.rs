@@ -153,7 +153,8 @@ fn groups_and_compressed_memory(lab: &Lab) {
     assert_eq!(sh(lab, "cat /sys/fs/cgroup/small/memory.max"), "16777216\n");
     sh(
         lab,
-        "lab-load zram && echo 32M > /sys/block/zram0/disksize && mkswap /dev/zram0 && swapon /dev/zram0",
+        "lab-load zram && echo 32M > /sys/block/zram0/disksize && mkswap /dev/zram0 && swapon \
+         /dev/zram0",
     );
     assert!(sh(lab, "cat /proc/swaps").contains("zram0"));
 }

@@ -215,7 +215,8 @@ fn main() -> Result<()> {
     };
     let machine = Host::read();
     let mode = format!(
-        "native, release, no virtual machine, a kernel that answers at once, {} rounds of {} submissions{others}",
+        "native, release, no virtual machine, a kernel that answers at once, {} rounds of {} \
+         submissions{others}",
         args.rounds, args.submissions
     );
     let mut report = Object::new(&machine, &mode);

@@ -152,7 +152,8 @@ macro_rules! locked_allocator {
             }
         }
 
-        #[doc = concat!("One core's handle of a [`", stringify!($name), "`]. It owns nothing but its number.")]
+        #[doc = concat!("One core's handle of a \
+             [`", stringify!($name), "`]. It owns nothing but its number.")]
         pub struct $core {
             shared: alloc::sync::Arc<crate::locked::Locked<$space>>,
             core: iova::CoreId,

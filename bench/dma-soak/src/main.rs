@@ -174,7 +174,8 @@ fn main() -> Result<()> {
         }
     }
     println!(
-        "dma-soak: {} operations over {count} allocators and policies, seed {}, {:.0} s (slowest: {}, {:.1} s): \
+        "dma-soak: {} operations over {count} allocators and policies, seed {}, {:.0} s (slowest: \
+         {}, {:.1} s): \
          live ranges, table pages and stale mappings are back at zero",
         each * count,
         args.seed,

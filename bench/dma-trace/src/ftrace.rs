@@ -139,7 +139,8 @@ mod tests {
     }
 
     const PROT: &str = "prot: (intel_iommu_map_pages+0x0/0x90) iova=0xfffff000 prot=0x2";
-    const MAP: &str = "map: IOMMU: iova=0x00000000fffff000 - 0x0000000100000000 paddr=0x0000000001a2b000 size=4096";
+    const MAP: &str = "map: IOMMU: iova=0x00000000fffff000 - 0x0000000100000000 \
+         paddr=0x0000000001a2b000 size=4096";
     const UNMAP: &str =
         "unmap: IOMMU: iova=0x00000000fffff000 - 0x0000000100000000 size=4096 unmapped_size=4096";
 

@@ -152,7 +152,8 @@ fn write(args: &Args, kernel: &str, text: &str) -> Result<()> {
         (
             "load",
             format!(
-                "TCP over user networking, MTU 1500, one CPU: {0} bytes down, {0} up, then {1} both ways at once",
+                "TCP over user networking, MTU 1500, one CPU: {0} bytes down, {0} up, then {1} \
+                 both ways at once",
                 args.bytes,
                 args.bytes / 3
             ),

@@ -135,7 +135,8 @@ impl Args {
             && !self.loops.is_empty()
         {
             bail!(
-                "--loop leaves nothing of the section {other:?}: loops are of the section {OF_LOOPS:?}"
+                "--loop leaves nothing of the section {other:?}: loops are of the section \
+                 {OF_LOOPS:?}"
             );
         }
         let mut sections = SECTIONS.to_vec();

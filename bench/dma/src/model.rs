@@ -81,7 +81,8 @@ pub fn measure(_: &Turns, record: &mut Record) {
         ..Constants::default()
     };
     println!(
-        "\nmodel (not measured): {:.0} ns per line, {lock_ns:.1} ns per lock; millions of operations per second, all cores",
+        "\nmodel (not measured): {:.0} ns per line, {lock_ns:.1} ns per lock; millions of \
+         operations per second, all cores",
         constants.line_ns
     );
     println!(

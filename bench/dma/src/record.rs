@@ -83,7 +83,8 @@ impl Record {
             );
         }
         println!(
-            "floor {:.2} ns, lock {:.2} ns, private loop {:.2} ns, 2 threads x {}, round trip {} ns",
+            "floor {:.2} ns, lock {:.2} ns, private loop {:.2} ns, 2 threads x {}, round trip {} \
+             ns",
             primitives.floor_ns.median,
             primitives.lock_ns.median,
             primitives.private_ns.median,
@@ -92,7 +93,8 @@ impl Record {
         );
         if private_ratio.is_some_and(|ratio| ratio > 1.1) {
             println!(
-                "WARNING: two threads that share nothing disturb each other: figures of two mean little"
+                "WARNING: two threads that share nothing disturb each other: figures of two mean \
+                 little"
             );
         }
         Self { object }

@@ -491,7 +491,8 @@ mod tests {
         for (ms, call) in calls {
             let event = match call.split_at(1) {
                 ("+", page) => format!(
-                    "dma_map_page: d dir=TO_DEVICE dma_addr=f{page}000 size=9 phys_addr={page}000 attrs="
+                    "dma_map_page: d dir=TO_DEVICE dma_addr=f{page}000 size=9 phys_addr={page}000 \
+                     attrs="
                 ),
                 ("-", page) => {
                     format!("dma_unmap_page: d dir=TO_DEVICE dma_addr=f{page}000 size=9 attrs=")
@@ -565,7 +566,8 @@ mod tests {
     /// one before, and what they cost until 9 s with mappings that stay for `residency_ms`.
     fn requests_of_eight(apart: u64, residency_ms: u64) -> f64 {
         let mut text = format!(
-            "# exitless policy: reuse=optimistic residency_ms={residency_ms}\n# exitless window: w 0\n"
+            "# exitless policy: reuse=optimistic residency_ms={residency_ms}\n\
+             # exitless window: w 0\n"
         );
         let mut line = |second: u64, event: &str| {
             text.push_str(&format!("x-1 [000] d..1. {second}.000000: {event}\n"));

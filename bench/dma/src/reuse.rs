@@ -162,7 +162,8 @@ fn run(turns: &Turns, record: &mut Record) -> Result<()> {
     let alone = report::median(loops);
     record.number("reuse_loop_ns", alone, 2);
     println!(
-        "\nstructures for reuse, recorded pages; ns of an acquire and a release, the loop's {alone:.1} ns taken off\n\
+        "\nstructures for reuse, recorded pages; ns of an acquire and a release, the loop's \
+         {alone:.1} ns taken off\n\
          {:38} {:>8} {:>8} {:>8} {:>9} {:>10} {:>10}",
         "", "min", "median", "max", "hits, %", "B/mapping", "stale max"
     );

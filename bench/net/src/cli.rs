@@ -139,7 +139,8 @@ impl LoadArgs {
     fn run(&self) -> Result<()> {
         if self.len < MIN_FRAME || self.buffer < MIN_FRAME + 12 || self.ports.len() > 200 {
             bail!(
-                "frames have at least {MIN_FRAME} bytes, buffers 12 more, and there are at most 200 ports"
+                "frames have at least {MIN_FRAME} bytes, buffers 12 more, and there are at most \
+                 200 ports"
             );
         }
         if !(self.rate.is_none_or(|rate| rate > 0.0) && self.pairs > 0 && self.seconds > 0.0) {
@@ -168,7 +169,8 @@ fn line(port: &PortReport) -> String {
         p50 => format!(", p50 {p50} ns, p99 {} ns", port.latency.quantile(0.99)),
     };
     format!(
-        "{} frames/s received ({:.2} Gb/s), {} taken{latency}; {} lost of {}, {} late, {:?}, {} checked, {} foreign, {} kicks, {} calls",
+        "{} frames/s received ({:.2} Gb/s), {} taken{latency}; {} lost of {}, {} late, {:?}, {} \
+         checked, {} foreign, {} kicks, {} calls",
         short(port.received_per_s),
         port.bytes_per_s * 8.0 / 1e9,
         short(port.taken_per_s),
@@ -294,7 +296,8 @@ impl Ceiling {
                     let kind = format!("{kind:?}");
                     let rate = short(rate);
                     println!(
-                        "{kind:12} {ring:17} {len:4} bytes: {rate:>8} frames/s, {wrong} wrong or lost"
+                        "{kind:12} {ring:17} {len:4} bytes: {rate:>8} frames/s, {wrong} wrong or \
+                         lost"
                     );
                 }
             }

@@ -353,7 +353,8 @@ fn run(args: &Args) -> Result<()> {
     ];
     let mut report = Object::new(&host, "native, release, no virtual machine");
     println!(
-        "the swapper beside bare system calls, on {host}, Linux {}; native, {} rounds of {} pages, load {:.1}",
+        "the swapper beside bare system calls, on {host}, Linux {}; native, {} rounds of {} pages, \
+         load {:.1}",
         host.kernel, args.rounds, args.pages, host.load_average
     );
     report.number("rounds", args.rounds as f64);

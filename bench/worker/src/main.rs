@@ -218,7 +218,8 @@ fn begin(args: &Args, cpus: Option<(usize, usize)>) -> Result<Object> {
     println!("{mode}");
     if free < 3 {
         let reason = format!(
-            "three free CPUs were not there: of {} were {free} idle before; owner and workers share them with \
+            "three free CPUs were not there: of {} were {free} idle before; owner and workers \
+             share them with \
              all else that runs here (load {:.1})",
             machine.cpus, machine.load_average
         );

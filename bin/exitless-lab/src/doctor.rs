@@ -41,11 +41,13 @@ fn lab(obstacles: &[String], is_inside: bool, available_mib: u64) -> OtherHost {
             state,
             value,
             why: "an emulated host with complete KVM, for counting rather than timing",
-            next: "it takes Debian 12 or a derivative, x86-64, the source tree that this was built from, a cache \
+            next: "it takes Debian 12 or a derivative, x86-64, the source tree that this was built \
+                 from, a cache \
                    directory, and network on the first start",
         },
         is_this: is_inside.then_some("This is the lab"),
-        remedy: "Use the lab, an emulated host: `exitless-lab lab -- run …` (`exitless-lab lab --help`).",
+        remedy: "Use the lab, an emulated host: `exitless-lab lab -- run …` (`exitless-lab lab \
+             --help`).",
         no_remedy: "The lab cannot run here either; see above what it lacks.",
     }
 }

@@ -37,7 +37,8 @@ fn has_qemu() -> bool {
         .all(|program| Command::new(program).arg("--version").output().is_ok());
     if !found {
         println!(
-            "skipped: no qemu-img, qemu-io and qemu-storage-daemon on the PATH (Debian: qemu-utils, qemu-system-common)"
+            "skipped: no qemu-img, qemu-io and qemu-storage-daemon on the PATH (Debian: \
+             qemu-utils, qemu-system-common)"
         );
     }
     found

@@ -31,7 +31,8 @@ pub fn refuse_image(file: &File) -> Result<()> {
     let len = file.read_at(&mut head.0, 0).context("it cannot be read")?;
     if head.0[..len].starts_with(&QCOW2_MAGIC) {
         bail!(
-            "it begins as a qcow2 image, and its format is not said: write format=qcow2, or format=raw if it is a raw disk \
+            "it begins as a qcow2 image, and its format is not said: write format=qcow2, or \
+             format=raw if it is a raw disk \
              into which its guest has written that"
         );
     }

@@ -23,7 +23,8 @@ use crate::ending::signals;
 use crate::messages::say;
 
 /// Remedy on a host where raw disks are not served by io_uring.
-pub const IO_URING_REMEDY: &str = "sysctl kernel.io_uring_disabled=0, and a seccomp profile that allows io_uring_setup, io_uring_enter and \
+pub const IO_URING_REMEDY: &str = "sysctl kernel.io_uring_disabled=0, and a seccomp profile that \
+     allows io_uring_setup, io_uring_enter and \
      io_uring_register, give it back";
 
 /// Reports that threads serve `disk`, if it is the first that they have to serve.
@@ -32,7 +33,8 @@ pub fn say_how_served(disk: &RawDisk) {
     if let Some(why) = disk.uring_refusal() {
         SAID.call_once(|| {
             say!(
-                "no io_uring here ({why}): raw disks are served by threads, which takes more processor time and longer for each request; \
+                "no io_uring here ({why}): raw disks are served by threads, which takes more \
+                 processor time and longer for each request; \
                  {IO_URING_REMEDY}"
             );
         });
@@ -44,7 +46,8 @@ pub fn say_how_served(disk: &RawDisk) {
 pub fn say_if_nothing_is_kept() {
     if !vhost_export::has_inflight_regions() {
         say!(
-            "no memory files here: front ends of a daemon that is killed cannot go on with its successor (no inflight regions); a seccomp \
+            "no memory files here: front ends of a daemon that is killed cannot go on with its \
+             successor (no inflight regions); a seccomp \
              profile that allows memfd_create gives them back"
         );
     }
@@ -54,7 +57,8 @@ pub fn say_if_nothing_is_kept() {
 pub fn say_if_doorbells_exit(vm: &kvm::Vm) {
     if let Err(error) = kvm::doorbells::try_listening(vm) {
         say!(
-            "no ioeventfd here ({error}): each doorbell of the guest is an exit to user space; a seccomp profile that allows all requests of \
+            "no ioeventfd here ({error}): each doorbell of the guest is an exit to user space; a \
+             seccomp profile that allows all requests of \
              KVM gives them back"
         );
     }
@@ -95,7 +99,10 @@ pub fn look_for_front_ends() -> Result<()> {
     }
     // What a descriptor is that a front end sent.
     let kind = std::fs::read_link(format!("/proc/self/fd/{}", socket.as_raw_fd()));
-    kind.context("no descriptor can be looked at by /proc/self/fd (mount -t proc proc /proc, also in a changed root)")?;
+    kind.context(
+        "no descriptor can be looked at by /proc/self/fd (mount -t proc proc /proc, also \
+         in a changed root)",
+    )?;
     Ok(())
 }
 

@@ -3,7 +3,8 @@
 use vfio::HostLimits;
 
 /// Remedy where the limit is too low.
-pub const MEMLOCK_REMEDY: &str = "raise it: `ulimit -l unlimited` as root before the program starts, `memlock` in /etc/security/limits.conf, \
+pub const MEMLOCK_REMEDY: &str = "raise it: `ulimit -l unlimited` as root before the program \
+     starts, `memlock` in /etc/security/limits.conf, \
                                   LimitMEMLOCK=infinity of systemd; or give it CAP_IPC_LOCK";
 
 /// Limit of locked memory, and what is used of it.
@@ -50,7 +51,8 @@ impl LockedMemory {
         let limit = self.limit.filter(|_| bytes > 0)?;
         (self.used.saturating_add(bytes) > limit).then(|| {
             format!(
-                "{} MiB more would be locked, {} KiB are, and RLIMIT_MEMLOCK allows {} ({MEMLOCK_REMEDY})",
+                "{} MiB more would be locked, {} KiB are, and RLIMIT_MEMLOCK allows {} \
+                 ({MEMLOCK_REMEDY})",
                 bytes.div_ceil(1 << 20),
                 self.used >> 10,
                 amount(limit)

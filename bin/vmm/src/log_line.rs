@@ -115,7 +115,8 @@ mod tests {
         };
         assert_eq!(
             event.written("exitless", Format::Text),
-            "exitless: warning: given\u{fffd}up export=d0 reason=\"no such\\nrequest\" requests=3 (vhost_export::peer)\n"
+            "exitless: warning: given\u{fffd}up export=d0 reason=\"no such\\nrequest\" requests=3 \
+             (vhost_export::peer)\n"
         );
         let said = Line {
             level: None,

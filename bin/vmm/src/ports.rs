@@ -34,12 +34,14 @@ pub fn open_tap(options: &TapOptions<'_>) -> Result<TapQueues> {
     };
     let hint = match &error {
         TapError::Missing => format!(
-            "; make it (ip tuntap add {name} mode tap{several} user …), or say create=on to run --net for one that goes with the \
+            "; make it (ip tuntap add {name} mode tap{several} user …), or say create=on to run \
+             --net for one that goes with the \
              machine"
         ),
         TapError::Open(_) => format!(" ({NO_TUN})"),
         TapError::Denied(_) => format!(
-            " (make it for this user: ip tuntap add {name} mode tap{several} user …; create=on takes CAP_NET_ADMIN; run --net \
+            " (make it for this user: ip tuntap add {name} mode tap{several} user …; create=on \
+             takes CAP_NET_ADMIN; run --net \
              responder needs neither)"
         ),
         TapError::OneQueue => {

@@ -34,7 +34,8 @@ fn verdict(ended: ChildExit, mib: u64) -> Result<(), String> {
         ChildExit::Status(0) => Ok(()),
         ChildExit::Status(status) => Err(format!("the child that writes ended with {status}")),
         ChildExit::Killed(signal) => Err(format!(
-            "the child that writes was killed by signal {signal}: if that is 9, less than {mib} MiB are free; \
+            "the child that writes was killed by signal {signal}: if that is 9, less than {mib} \
+             MiB are free; \
              take a smaller --mib"
         )),
     }

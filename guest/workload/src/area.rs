@@ -32,7 +32,8 @@ impl Area {
         let blocks = device::blocks(&file).map_err(explain)?;
         if blocks < input + output {
             return Err(format!(
-                "{}: has {} MiB, and {mib} to read with {} to write behind them are wanted: take a smaller --mib, or a \
+                "{}: has {} MiB, and {mib} to read with {} to write behind them are wanted: take a \
+                 smaller --mib, or a \
                  larger disk",
                 path.display(),
                 blocks / MIB,

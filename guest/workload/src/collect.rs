@@ -153,7 +153,8 @@ impl Space {
             }
             let wrong = || {
                 format!(
-                    "the object at byte {at:#x} of its space, number {name}, is not as it was stored"
+                    "the object at byte {at:#x} of its space, number {name}, is not as it was \
+                     stored"
                 )
             };
             let is_length = len.is_multiple_of(UNIT) && len > 0 && at + len <= self.end(at);

@@ -74,7 +74,8 @@ impl NicCounts {
             interrupts,
         } = self;
         format!(
-            "frames_out={frames_out} frames_in={frames_in} bytes_out={bytes_out} bytes_in={bytes_in} interrupts={interrupts}"
+            "frames_out={frames_out} frames_in={frames_in} bytes_out={bytes_out} \
+             bytes_in={bytes_in} interrupts={interrupts}"
         )
     }
 }

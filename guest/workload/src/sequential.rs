@@ -139,7 +139,8 @@ fn wrong_byte(path: &Path, seed: u64, at: u64, wrong: u64, data: &[u8]) -> Strin
     pattern::fill(seed, at, &mut wanted);
     let path = path.display();
     format!(
-        "{path}: byte {wrong:#x} (block {}) is {:#04x}, wanted {:#04x} of the pattern with seed {seed} \
+        "{path}: byte {wrong:#x} (block {}) is {:#04x}, wanted {:#04x} of the pattern with seed \
+         {seed} \
          (`workload write-pattern {path} --bytes N --seed {seed}` lays it down)",
         wrong / BLOCK as u64,
         data[index],
@@ -224,7 +225,8 @@ fn wrong_page(said: &[u8], seed: u64) -> String {
     let differs = |(_, (found, wanted)): &(usize, (&u8, &u8))| found != wanted;
     match found.iter().zip(&wanted).enumerate().find(differs) {
         Some((at, (found, wanted))) => format!(
-            "alloc: page {number} of the child: byte {at:#x} is {found:#04x}, wanted {wanted:#04x}; {damage}"
+            "alloc: page {number} of the child: byte {at:#x} is {found:#04x}, wanted \
+             {wanted:#04x}; {damage}"
         ),
         None => format!("alloc: page {number} of the child: {damage}"),
     }

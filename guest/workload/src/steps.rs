@@ -80,7 +80,8 @@ mod tests {
 
     #[test]
     fn the_page_cache_is_that_of_files_and_of_disks() {
-        let meminfo = "MemTotal: 99 kB\nBuffers:   400 kB\nCached:  40 kB\nSwapCached: 7 kB\nDirty: 8 kB\nWriteback: 4 kB\nWritebackTmp: 9 kB\n";
+        let meminfo = "MemTotal: 99 kB\nBuffers:   400 kB\nCached:  40 kB\nSwapCached: 7 kB\n\
+             Dirty: 8 kB\nWriteback: 4 kB\nWritebackTmp: 9 kB\n";
         let want = Cache {
             pages: 110,
             unwritten: 3,

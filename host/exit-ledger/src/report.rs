@@ -295,7 +295,8 @@ fn found(findings: &Findings) -> String {
 /// Returns the line above the table.
 fn title(conditions: &Conditions, account: &Account) -> String {
     format!(
-        "exit ledger: {} exits, {} requests; iommu mode {}, idle {}, dma {}, {} vCPU, host {} ({})\n",
+        "exit ledger: {} exits, {} requests; iommu mode {}, idle {}, dma {}, {} vCPU, host {} \
+         ({})\n",
         account.whole.exits.total,
         account.whole.owner.requests,
         conditions.mode,
@@ -317,8 +318,10 @@ fn notes(account: &Account) -> String {
     }
     if !whole.histograms && whole.exits.unattributed != 0 {
         text.push_str(
-            "  (unattributed: exits for timers, the local APIC, memory and the processor itself, which the kernel does not tell\n  \
-             apart without tracepoints; with --ledger they are, from the first marker that the guest writes)\n",
+            "  (unattributed: exits for timers, the local APIC, memory and the processor itself, \
+             which the kernel does not tell\n  \
+             apart without tracepoints; with --ledger they are, from the first marker that the \
+             guest writes)\n",
         );
     }
     text

@@ -60,7 +60,8 @@ pub enum TraceError {
     NotMounted,
     /// The file system is there, and not for this process.
     #[error(
-        "no permission for {ROOT} ({0}): run this as root; a container has to be given it for writing, and a kernel that is locked \
+        "no permission for {ROOT} ({0}): run this as root; a container has to be given it for \
+         writing, and a kernel that is locked \
          down keeps it from all"
     )]
     Forbidden(io::Error),

@@ -137,7 +137,8 @@ impl Piece {
             self.shown = Some((at, slot));
             if !std::mem::replace(&mut self.has_logged.stuck, true) {
                 let at = at.raw();
-                tracing::error!(%source, "memory of {self} stays at {at:#x}, where its BAR no longer is");
+                tracing::error!(%source, "memory of {self} stays at {at:#x}, where its BAR no \
+                     longer is");
             }
         }
     }

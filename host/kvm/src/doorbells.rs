@@ -196,7 +196,8 @@ impl PlaceDoorbells for IoEvents {
         if let Some(new) = first {
             for (fd, address) in self.addresses(new) {
                 if let Err(error) = self.vm.listen(fd, address) {
-                    tracing::warn!(%error, "no ioeventfd for a doorbell; it will exit to user space");
+                    tracing::warn!(%error, "no ioeventfd for a doorbell; it will exit to user \
+                         space");
                 }
             }
         }

@@ -29,7 +29,8 @@ pub enum KvmError {
     Missing,
     /// No permission.
     #[error(
-        "no permission for /dev/kvm: be root or in the group that owns it (usually `kvm`), and a container has to be given it"
+        "no permission for /dev/kvm: be root or in the group that owns it (usually `kvm`), and a \
+         container has to be given it"
     )]
     Permission,
     /// No vmx or svm.

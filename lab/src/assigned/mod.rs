@@ -112,7 +112,8 @@ impl Device {
         };
         let (id, file) = ids.split_once(' ').expect("two words");
         format!(
-            "for d in /sys/bus/pci/devices/*; do grep -q {id} $d/{file} && echo ${{d##*/}}; done; true"
+            "for d in /sys/bus/pci/devices/*; do grep -q {id} $d/{file} && echo ${{d##*/}}; done; \
+             true"
         )
     }
 }

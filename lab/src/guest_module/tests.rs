@@ -105,7 +105,8 @@ fn the_compilers_messages_come_first_and_name_the_sources() {
     let (scratch, sources) = (Path::new("/c/module-1.2-3"), Path::new("guest/m"));
     let said = out(
         "/c/module-1.2-3/a.c:1:5: error: expected ‘;’\n    1 | int a\n\n\
-        make[3]: *** [scripts/Makefile.build:250: /c/module-1.2-3/a.o] Error 1\nmake: *** Error 2\n",
+        make[3]: *** [scripts/Makefile.build:250: /c/module-1.2-3/a.o] Error 1\n\
+        make: *** Error 2\n",
     );
     assert_eq!(
         messages(&said, scratch, sources),
@@ -130,7 +131,8 @@ fn an_error_names_the_module_the_kernel_and_what_to_install() {
     );
     assert_eq!(
         error.to_string(),
-        "cannot build module guest/m (Linux 6.1.0-56-cloud-amd64) for the lab: this machine has no `make`, \
+        "cannot build module guest/m (Linux 6.1.0-56-cloud-amd64) for the lab: this machine has no \
+         `make`, \
          `gcc-12`; `apt-get install make gcc-12` installs it"
     );
 }

@@ -67,7 +67,8 @@ fn a_kernel_names_the_version_of_its_package() {
     image[0x202..0x206].copy_from_slice(b"HdrS");
     assert_eq!(version_string(&image), None, "no string");
     image[0x20e..0x210].copy_from_slice(&0x180_u16.to_le_bytes());
-    let text = "6.1.0-56-cloud-amd64 (debian-kernel@lists.debian.org) #1 SMP PREEMPT_DYNAMIC Debian 6.1.192-2 (2026-11-16)";
+    let text = "6.1.0-56-cloud-amd64 (debian-kernel@lists.debian.org) #1 SMP PREEMPT_DYNAMIC \
+         Debian 6.1.192-2 (2026-11-16)";
     image.splice(0x380.., format!("{text}\0rest").bytes());
     assert_eq!(version_string(&image), Some(text));
     assert_eq!(debian_version(text).as_deref(), Some("6.1.192-2"));

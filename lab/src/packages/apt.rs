@@ -91,7 +91,8 @@ impl Wanted<'_> {
     fn hint(self) -> String {
         match self {
             Self::Headers(build) => format!(
-                "mirrors keep only the newest ones: delete the kernel (the folder of the lab's cache with \
+                "mirrors keep only the newest ones: delete the kernel (the folder of the lab's \
+                 cache with \
                  boot/vmlinuz-{}), and the next start fetches one that there are headers for",
                 build.release
             ),

@@ -18,7 +18,8 @@ use crate::LabError;
 
 /// Bytes before the place, `..` for any byte: the vector's store (`mov %esi, INDEX(%rbx)`), two
 /// more stores, a test whether there is a log, and the call.
-const CALL: &str = "89 b3 .. .. .. .. c7 83 .. .. .. .. 00 00 00 00 48 c7 83 .. .. .. .. ff ff ff ff \
+const CALL: &str = "89 b3 .. .. .. .. c7 83 .. .. .. .. 00 00 00 00 48 c7 83 .. .. .. .. ff ff ff \
+     ff \
                     f6 05 .. .. .. .. 02 0f 85 .. .. .. .. ba 01 00 00 00 48 89 df e8 .. .. .. ..";
 /// Bytes at the place: `testb $2, …; je OUT`, and the log line, of which two bytes are replaced as
 /// well.
@@ -109,7 +110,8 @@ mod tests {
 
     /// Returns the bytes of Debian's 10.0, some of those around them, and other bytes behind.
     fn program() -> Vec<u8> {
-        let call = "0f 1f 40 00 89 b3 10 d7 ff ff c7 83 e4 33 00 00 00 00 00 00 48 c7 83 e8 33 00 00 ff ff ff ff \
+        let call = "0f 1f 40 00 89 b3 10 d7 ff ff c7 83 e4 33 00 00 00 00 00 00 48 c7 83 e8 33 00 \
+             00 ff ff ff ff \
                     f6 05 9a a7 3c 01 02 0f 85 6c 01 00 00 ba 01 00 00 00 48 89 df e8 77 a6 06 00";
         let log = "f6 05 80 a7 3c 01 02 0f 84 65 fe ff ff 8b 93 e0 33 00 00 8b b3 10 d7 ff ff";
         let bytes = pattern(&format!("{call} {log} 90 90"));

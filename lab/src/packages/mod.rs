@@ -270,15 +270,18 @@ impl Packages {
 fn warning(version: Version, delivers_once: bool) -> Option<String> {
     if version < Needs::QEMU_SOUND {
         return Some(format!(
-            "QEMU {version} can lose an interrupt when a guest is entered: a guest with several vCPUs that stalls \
+            "QEMU {version} can lose an interrupt when a guest is entered: a guest with several \
+             vCPUs that stalls \
              or ends in a triple fault here may be the lab's fault (QEMU {} is better)",
             Needs::QEMU_SOUND
         ));
     }
     (!delivers_once).then(|| {
         format!(
-            "QEMU {version} may deliver an interrupt twice: a guest with several vCPUs that ends in a triple fault here may be \
-             the lab's fault (one on PATH comes before the lab's own copy, which is mended; lab/README.md)"
+            "QEMU {version} may deliver an interrupt twice: a guest with several vCPUs that ends \
+             in a triple fault here may be \
+             the lab's fault (one on PATH comes before the lab's own copy, which is mended; \
+             lab/README.md)"
         )
     })
 }

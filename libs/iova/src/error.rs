@@ -19,7 +19,8 @@ pub enum AllocError {
     },
     /// Nothing that fits is free: not in this core's caches, not in those that could be drained.
     #[error(
-        "no {pages} free pages at or below page {last:#x}; {asked} other cores were asked to give back what they cache",
+        "no {pages} free pages at or below page {last:#x}; {asked} other cores were asked to give \
+         back what they cache",
         last = last.raw()
     )]
     Exhausted {

@@ -73,7 +73,8 @@ pub fn bars(title: &str, unit: &str, labels: &[&str], series: &[Series]) -> Stri
                     let (at, colour) = (y(value), COLOURS[which % COLOURS.len()]);
                     let high = (bottom - at).max(1.0);
                     svg.line(&format!(
-                        "<rect x=\"{x:.1}\" y=\"{at:.1}\" width=\"{bar:.1}\" height=\"{high:.1}\" fill=\"{colour}\"/>"
+                        "<rect x=\"{x:.1}\" y=\"{at:.1}\" width=\"{bar:.1}\" height=\"{high:.1}\" \
+                         fill=\"{colour}\"/>"
                     ));
                     svg.small(middle, at - 3.0, &short(value));
                 }
@@ -157,7 +158,8 @@ impl Drawing {
         let rows = series.len().div_ceil(IN_A_ROW);
         let height = 376.0 + 20.0 * rows as f64;
         let svg = format!(
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" font-family=\"sans-serif\" font-size=\"12\">\n\
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" \
+             font-family=\"sans-serif\" font-size=\"12\">\n\
              <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n\
              <text x=\"{}\" y=\"24\" font-size=\"16\">{}</text>\n",
             FIELD.0,

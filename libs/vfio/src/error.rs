@@ -39,7 +39,8 @@ impl std::error::Error for Errno {}
 pub enum VfioError {
     /// There is no such device, or that is no address of one.
     #[error(
-        "no PCI device {address}: an address is like 0000:01:00.0 (`lspci -D`, or /sys/bus/pci/devices)"
+        "no PCI device {address}: an address is like 0000:01:00.0 (`lspci -D`, or \
+         /sys/bus/pci/devices)"
     )]
     NoDevice {
         /// The address given.
@@ -47,7 +48,8 @@ pub enum VfioError {
     },
     /// It is behind no IOMMU.
     #[error(
-        "{address} is in no IOMMU group: boot with intel_iommu=on or amd_iommu=on, with the IOMMU enabled in the firmware"
+        "{address} is in no IOMMU group: boot with intel_iommu=on or amd_iommu=on, with the IOMMU \
+         enabled in the firmware"
     )]
     NoGroup {
         /// The device.
@@ -59,7 +61,8 @@ pub enum VfioError {
          `echo vfio-pci > /sys/bus/pci/devices/{address}/driver_override`, {}\
          `echo {address} > /sys/bus/pci/drivers_probe`",
         driver.as_deref().unwrap_or("no driver"),
-        if driver.is_some() { format!("`echo {address} > /sys/bus/pci/devices/{address}/driver/unbind`, ") } else { String::new() }
+        if driver.is_some() { format!("`echo {address} > \
+             /sys/bus/pci/devices/{address}/driver/unbind`, ") } else { String::new() }
     )]
     NotBound {
         /// The device.
@@ -77,7 +80,8 @@ pub enum VfioError {
     },
     /// Other devices of the group have drivers that are not VFIO's.
     #[error(
-        "group {group} is not viable: devices that share it have to be bound to vfio-pci, or to no driver, as well: {}",
+        "group {group} is not viable: devices that share it have to be bound to vfio-pci, or to no \
+         driver, as well: {}",
         list(others)
     )]
     NotViable {
@@ -114,7 +118,8 @@ pub enum VfioError {
     },
     /// An access reaches past its region.
     #[error(
-        "{len} bytes at {at:#x} do not lie in region {index} of {address}, which has {size:#x} bytes"
+        "{len} bytes at {at:#x} do not lie in region {index} of {address}, which has {size:#x} \
+         bytes"
     )]
     Outside {
         /// The device.
@@ -203,7 +208,8 @@ pub enum InfoError {
     },
     /// An area that can be mapped lies past the end of its region.
     #[error(
-        "the mappable area of {size:#x} bytes at {offset:#x} ends past the region's {region:#x} bytes"
+        "the mappable area of {size:#x} bytes at {offset:#x} ends past the region's {region:#x} \
+         bytes"
     )]
     PastRegion {
         /// First byte in the region.
@@ -246,7 +252,8 @@ fn advice_on_open(errno: Errno) -> &'static str {
             ": for users other than root, `chown` it to the user of the device"
         }
         libc::EBUSY => {
-            ": another process uses a device of this group, or this one does already: `fuser -v` of this file names it"
+            ": another process uses a device of this group, or this one does already: `fuser -v` \
+             of this file names it"
         }
         _ => "",
     }
@@ -255,8 +262,10 @@ fn advice_on_open(errno: Errno) -> &'static str {
 fn advice_on_call(call: &str, errno: Errno) -> &'static str {
     match (call, errno.0) {
         ("VFIO_SET_IOMMU" | "VFIO_GROUP_SET_CONTAINER", libc::EPERM) => {
-            ": the IOMMU does not remap interrupts, so that a device could forge them: enable interrupt remapping in the \
-             firmware (the kernel's log says why it is off), or, for devices that are trusted, as root `echo 1 > \
+            ": the IOMMU does not remap interrupts, so that a device could forge them: enable \
+             interrupt remapping in the \
+             firmware (the kernel's log says why it is off), or, for devices that are trusted, as \
+             root `echo 1 > \
              /sys/module/vfio_iommu_type1/parameters/allow_unsafe_interrupts`"
         }
         ("VFIO_GROUP_SET_CONTAINER", libc::EBUSY | libc::EINVAL) => {
@@ -268,14 +277,17 @@ fn advice_on_call(call: &str, errno: Errno) -> &'static str {
         ("VFIO_GROUP_GET_DEVICE_FD", libc::ENODEV) => ": no device of the group has this address",
         ("VFIO_GROUP_GET_DEVICE_FD", libc::EBUSY) => ": the device is open already",
         ("VFIO_DEVICE_SET_IRQS", libc::EINVAL) => {
-            ": there are fewer vectors (`Device::irq`), one of the descriptors is no eventfd, another kind of interrupt is on, or \
-             vectors are on already and cannot become more: turn the index off first (no descriptors)"
+            ": there are fewer vectors (`Device::irq`), one of the descriptors is no eventfd, \
+             another kind of interrupt is on, or \
+             vectors are on already and cannot become more: turn the index off first (no \
+             descriptors)"
         }
         ("VFIO_DEVICE_SET_IRQS", libc::ENOSPC) => {
             ": the host has no interrupt vector left: have other devices of the host use fewer"
         }
         ("pread" | "pwrite", libc::EIO) => {
-            ": the device does not decode the region (Memory Space of its command register is off), or is gone"
+            ": the device does not decode the region (Memory Space of its command register is \
+             off), or is gone"
         }
         ("mmap", libc::EINVAL) => ": a part of it must not be mapped (`Region::mappable`)",
         _ => "",

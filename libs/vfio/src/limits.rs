@@ -70,20 +70,25 @@ impl fmt::Display for Advice {
             (libc::ENOMEM, Some(limits)) => self.locked_memory(f, &limits),
             (libc::ENOSPC, Some(limits)) => write!(
                 f,
-                ": a container has at most {} mappings (dma_entry_limit): map larger pieces, or, as root, \
-                 `echo {} > /sys/module/vfio_iommu_type1/parameters/dma_entry_limit` and start again",
+                ": a container has at most {} mappings (dma_entry_limit): map larger pieces, or, \
+                 as root, \
+                 `echo {} > /sys/module/vfio_iommu_type1/parameters/dma_entry_limit` and start \
+                 again",
                 limits.entries,
                 limits.entries.saturating_mul(2).saturating_add(1),
             ),
             (libc::EINVAL, _) => f.write_str(
-                ": the IOMMU does not allow all of these IOVAs (`IommuInfo::allowed`: they lie past its width, or in what it \
+                ": the IOMMU does not allow all of these IOVAs (`IommuInfo::allowed`: they lie \
+                 past its width, or in what it \
                  reserves, as the interrupt window at 0xfee00000), or its pages are larger",
             ),
             (libc::EEXIST, _) => f.write_str(
-                ": a mapping that is not this map's is there: each container wants one map, made when nothing is mapped",
+                ": a mapping that is not this map's is there: each container wants one map, made \
+                 when nothing is mapped",
             ),
             (libc::EFAULT, _) => f.write_str(
-                ": the memory is not mapped in this process, or read-only there while the device is to write",
+                ": the memory is not mapped in this process, or read-only there while the device \
+                 is to write",
             ),
             _ => Ok(()),
         }
@@ -97,8 +102,10 @@ impl Advice {
         match limits.lockable {
             Some(lockable) if !limits.is_exempt && wanted > lockable => write!(
                 f,
-                ": memory that a device reaches is locked, and no more may be: RLIMIT_MEMLOCK is {} KiB, {} KiB are locked (VmLck), \
-                 this takes {} KiB more: raise the limit to {} KiB at least (`ulimit -l`, or LimitMEMLOCK= of a systemd unit; \
+                ": memory that a device reaches is locked, and no more may be: RLIMIT_MEMLOCK is \
+                 {} KiB, {} KiB are locked (VmLck), \
+                 this takes {} KiB more: raise the limit to {} KiB at least (`ulimit -l`, or \
+                 LimitMEMLOCK= of a systemd unit; \
                  a guest can have all of its memory mapped), or give the process CAP_IPC_LOCK",
                 kib(lockable),
                 kib(limits.locked),
@@ -107,7 +114,8 @@ impl Advice {
             ),
             _ => write!(
                 f,
-                ": the host has no memory left for {} KiB to be brought in and locked, or for the IOMMU's tables \
+                ": the host has no memory left for {} KiB to be brought in and locked, or for the \
+                 IOMMU's tables \
                  (RLIMIT_MEMLOCK is not the reason: {} KiB are locked)",
                 kib(self.bytes),
                 kib(limits.locked),

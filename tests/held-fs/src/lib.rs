@@ -131,7 +131,8 @@ impl HeldFs {
             Ok(fs) => Some(fs),
             Err(error) => {
                 println!(
-                    "skipped: no FUSE file system to be had here (root or fusermount3, /dev/fuse): {error}"
+                    "skipped: no FUSE file system to be had here (root or fusermount3, /dev/fuse): \
+                     {error}"
                 );
                 None
             }

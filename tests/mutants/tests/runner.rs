@@ -9,7 +9,8 @@ use mutants::record::record;
 use mutants::run::{Failure, Runner};
 use mutants::tree::git;
 
-const MANIFEST: &str = "[package]\nname = \"small\"\nversion = \"0.0.0\"\nedition = \"2024\"\n[lints.rust]\nunexpected_cfgs = \"allow\"\n";
+const MANIFEST: &str = "[package]\nname = \"small\"\nversion = \"0.0.0\"\nedition = \"2024\"\n\
+     [lints.rust]\nunexpected_cfgs = \"allow\"\n";
 const LOCK: &str = "version = 4\n\n[[package]]\nname = \"small\"\nversion = \"0.0.0\"\n";
 const SOURCE: &str = "\
 pub fn sum(all: &[u32]) -> u32 {
@@ -78,7 +79,8 @@ fn tree() -> tempfile::TempDir {
 /// A mutant that makes a line another one.
 fn mutant(tree: &Path, name: &str, keys: &str, [from, to]: [&str; 2]) -> Mutant {
     let text = format!(
-        "What it is.\n\npackage: small\n{keys}\n\n--- a/src/lib.rs\n+++ b/src/lib.rs\n@@ -1 +1 @@\n-{from}\n+{to}\n"
+        "What it is.\n\npackage: small\n{keys}\n\n--- a/src/lib.rs\n+++ b/src/lib.rs\n@@ -1 +1 @@\n\
+         -{from}\n+{to}\n"
     );
     write(tree, &format!("tests/mutants/small/{name}.patch"), &text);
     Mutant::read(tree, &format!("small/{name}")).expect("a mutant")

@@ -51,7 +51,8 @@ impl fmt::Display for Counts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "punched: {}; for devices: {}, not fetched {}; for vCPUs: {}; refused {}; trespasses {}",
+            "punched: {}; for devices: {}, not fetched {}; for vCPUs: {}; refused {}; trespasses \
+             {}",
             self.punched,
             self.for_devices,
             self.not_fetched,

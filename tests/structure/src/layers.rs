@@ -252,8 +252,10 @@ mod tests {
 
     #[test]
     fn code_map_lists_each_crate_in_its_folder_and_no_other() {
-        let page = "# Page\nexitless\n```text\nlibs/   know nothing of lines\n  iova  lines    two of them\n\
-                    bin/    compose\n  exitless                a program\nfuzz/   targets\n  fuzz\n```\n\
+        let page = "# Page\nexitless\n```text\n\
+             libs/   know nothing of lines\n  iova  lines    two of them\n\
+                    bin/    compose\n  exitless                a program\nfuzz/   targets\n  fuzz\n\
+                    ```\n\
                     ```text\n  vio\n```\n";
         let all = [
             ("iova", "libs"),

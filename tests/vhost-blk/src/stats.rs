@@ -207,7 +207,8 @@ impl fmt::Display for Report {
         }
         writeln!(
             f,
-            "events     {:.3} kicks and {:.3} calls per 1,000 requests ({} and {}), {} sleeps, client CPU {:.0} %",
+            "events     {:.3} kicks and {:.3} calls per 1,000 requests ({} and {}), {} sleeps, \
+             client CPU {:.0} %",
             self.kicks_per_1000(),
             self.calls_per_1000(),
             self.kicks,

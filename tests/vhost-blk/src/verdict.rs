@@ -58,7 +58,8 @@ impl fmt::Display for Verdict {
         let [reads, writes, flushes, discards, zeroes] = self.requests;
         writeln!(
             f,
-            "requests   {reads} reads, {writes} writes, {flushes} flushes, {discards} discards, {zeroes} write-zeroes"
+            "requests   {reads} reads, {writes} writes, {flushes} flushes, {discards} discards, \
+             {zeroes} write-zeroes"
         )?;
         writeln!(
             f,
@@ -81,7 +82,8 @@ impl fmt::Display for Verdict {
         }
         write!(
             f,
-            "errors     {} failed, {} lost wake-ups, {} never answered, {} rings elsewhere at the end",
+            "errors     {} failed, {} lost wake-ups, {} never answered, {} rings elsewhere at the \
+             end",
             self.errors, self.lost_wakeups, self.unanswered, self.wrong_bases
         )
     }

@@ -3,7 +3,8 @@
 //!
 //! [`Rogue`] attacks its guest, to show that the IOMMU stops it. [`LatencyDisk`] answers no sooner
 //! than a disk would, [`SlowDisk`] when a test lets it, [`PanicDisk`] never, [`FaultyStore`] fails
-//! once. [`ScanDisk`](scan::ScanDisk) attacks the memory of its process. For tests, demonstrations and measurements only; `exitless` puts them together on request.
+//! once. [`ScanDisk`](scan::ScanDisk) attacks the memory of its process. For tests, demonstrations
+//! and measurements only; `exitless` puts them together on request.
 #![deny(unsafe_code)]
 
 mod late;

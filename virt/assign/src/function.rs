@@ -165,7 +165,8 @@ impl<H: Hardware, C: Caller> Assigned<H, C> {
         self.vectors = match self.hardware.set_vectors(vectors) {
             Ok(()) => vectors,
             Err(error) => {
-                tracing::error!(device = %self.source, %error, "the device's interrupts cannot be turned on");
+                tracing::error!(device = %self.source, %error, "the device's interrupts cannot be \
+                     turned on");
                 Vectors::Off
             }
         };
@@ -260,8 +261,10 @@ impl<H: Hardware, C: Caller> Assigned<H, C> {
     fn say_unreached(&self) {
         tracing::warn!(
             device = %self.source,
-            "the guest drives the device and has not turned translation on: the device reaches nothing, and its requests time out. \
-             The guest needs a driver for its IOMMU (Linux: intel_iommu=on); with --device …,dma-before-te=on the device reaches all \
+            "the guest drives the device and has not turned translation on: the device reaches \
+             nothing, and its requests time out. \
+             The guest needs a driver for its IOMMU (Linux: intel_iommu=on); with --device \
+             …,dma-before-te=on the device reaches all \
              of the guest's memory until then"
         );
     }

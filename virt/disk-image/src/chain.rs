@@ -203,7 +203,8 @@ impl Chain<'_> {
             has_packed = checked.has_packed;
             if checked.low != 0 && !self.is_trial {
                 tracing::warn!(
-                    "{}: {} clusters in use were counted too low, mended (a power cut leaves it so)",
+                    "{}: {} clusters in use were counted too low, mended (a power cut leaves it \
+                     so)",
                     path.display(),
                     checked.low
                 );

@@ -168,14 +168,16 @@ pub(crate) fn snapshots(
         let at = end.next_multiple_of(8);
         if !is_one(table, at - table + SNAPSHOT_BYTES) {
             return corrupt(format!(
-                "its snapshot table at {table:#x} is outside the file, or not at the beginning of a cluster"
+                "its snapshot table at {table:#x} is outside the file, or not at the beginning of \
+                 a cluster"
             ));
         }
         read_known(file, &mut fixed, at, len).map_err(ImageErrorKind::Io)?;
         let (l1, l1_bytes) = (be64(&fixed, 0), u64::from(be32(&fixed, 8)) * 8);
         if !is_one(l1, l1_bytes) {
             return corrupt(format!(
-                "the L1 table of its snapshot {number} ({l1_bytes} bytes at {l1:#x}) is outside the file, or not at the \
+                "the L1 table of its snapshot {number} ({l1_bytes} bytes at {l1:#x}) is outside \
+                 the file, or not at the \
                  beginning of a cluster"
             ));
         }

@@ -81,7 +81,8 @@ fn backing_name(
         offset >= layout.header_bytes && end.is_some_and(|end| end <= bytes.len() as u64);
     if !is_inside {
         return corrupt(format!(
-            "the name of its backing file ({len} bytes at {offset:#x}) is outside the first cluster, or in the header"
+            "the name of its backing file ({len} bytes at {offset:#x}) is outside the first \
+             cluster, or in the header"
         ));
     }
     let name = &bytes[offset as usize..(offset + len) as usize];
@@ -104,7 +105,8 @@ fn backing_format(mut area: &[u8], is_writable: bool) -> Result<Option<String>, 
         }
         let Some(data) = area[8..].get(..len) else {
             return corrupt(format!(
-                "its header extension {kind:#010x} of {len} bytes does not fit in front of what follows"
+                "its header extension {kind:#010x} of {len} bytes does not fit in front of what \
+                 follows"
             ));
         };
         match kind {

@@ -204,7 +204,8 @@ impl Layout {
             format!("its {name} table is at {offset:#x}")
         } else if offset.checked_add(bytes).is_none_or(|end| end > file_len) {
             format!(
-                "its {name} table ({bytes} bytes at {offset:#x}) is outside the file ({file_len} bytes)"
+                "its {name} table ({bytes} bytes at {offset:#x}) is outside the file ({file_len} \
+                 bytes)"
             )
         } else {
             return Ok(());

@@ -142,7 +142,8 @@ pub enum LockError {
     },
     /// A block device that a mount or another process has claimed.
     #[error(
-        "in use: the block device is claimed (by a mounted file system, RAID, LVM, or another process)"
+        "in use: the block device is claimed (by a mounted file system, RAID, LVM, or another \
+         process)"
     )]
     Claimed,
     /// The file's system has no locks.
@@ -164,7 +165,8 @@ impl fmt::Display for Users<'_> {
         let Self(holders, conflict) = self;
         match holders {
             [] => f.write_str(
-                "somebody who cannot be seen (another user's process, or requests of a killed one that are still in flight)",
+                "somebody who cannot be seen (another user's process, or requests of a killed one \
+                 that are still in flight)",
             )?,
             [first, others @ ..] => {
                 write!(f, "{first}")?;

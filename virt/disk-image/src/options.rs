@@ -84,11 +84,13 @@ impl ImageError {
         let image = quoted(&self.path.to_string_lossy());
         match &self.kind {
             ImageErrorKind::Marked(mark) => Some(format!(
-                "`qemu-img check -r all {image}` mends what can be mended, and takes the mark \"{mark}\" away"
+                "`qemu-img check -r all {image}` mends what can be mended, and takes the mark \
+                 \"{mark}\" away"
             )),
             // Without `-b` it would forget the backing file.
             ImageErrorKind::BackingFormat(name) => Some(format!(
-                "`qemu-img rebase -u -f qcow2 -b {} -F raw {image}` says that it is raw; write qcow2 if it is that",
+                "`qemu-img rebase -u -f qcow2 -b {} -F raw {image}` says that it is raw; write \
+                 qcow2 if it is that",
                 quoted(name)
             )),
             _ => None,

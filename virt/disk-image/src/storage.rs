@@ -287,7 +287,8 @@ impl Shared {
         if let Err(error) = self.file.sync_data() {
             *failed = Some(error.raw_os_error().unwrap_or(libc::EIO));
             tracing::error!(
-                "syncing {} failed; what was written since the last sync may be lost, and every flush will fail \
+                "syncing {} failed; what was written since the last sync may be lost, and every \
+                 flush will fail \
                  until the image is opened again: {error}",
                 self.path.display()
             );

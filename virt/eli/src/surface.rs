@@ -313,7 +313,8 @@ pub const ROWS: &[Row] = &[
     ),
     by(
         Interrupts,
-        "commands of one of two processors: fixed, NMI, INIT, SMI, at a core or an identifier that is not the guest's",
+        "commands of one of two processors: fixed, NMI, INIT, SMI, at a core or an identifier that \
+         is not the guest's",
         "the other core, its clock",
         &[Commands],
         &["ipi_watcher", "ipi_init"],

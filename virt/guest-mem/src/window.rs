@@ -60,14 +60,16 @@ unsafe impl Sync for Window {}
 
 macro_rules! word_accessors {
     ($int:ident, $load:ident, $load_relaxed:ident, $store:ident, $store_relaxed:ident) => {
-        #[doc = concat!("One [`", stringify!($int), "`] load with acquire ordering: what the guest")]
+        #[doc = concat!("One [`", stringify!($int), "`] load with acquire ordering: what the \
+             guest")]
         /// wrote before it published this value is visible to later loads.
         #[inline]
         pub fn $load(&self, offset: u32) -> $int {
             self.load(offset, Ordering::Acquire)
         }
 
-        #[doc = concat!("One [`", stringify!($int), "`] load that orders nothing: for fields behind")]
+        #[doc = concat!("One [`", stringify!($int), "`] load that orders nothing: for fields \
+             behind")]
         /// an index already loaded with acquire.
         #[inline]
         pub fn $load_relaxed(&self, offset: u32) -> $int {
@@ -81,7 +83,8 @@ macro_rules! word_accessors {
             self.store(offset, value, Ordering::Release)
         }
 
-        #[doc = concat!("One [`", stringify!($int), "`] store that orders nothing: for fields that")]
+        #[doc = concat!("One [`", stringify!($int), "`] store that orders nothing: for fields \
+             that")]
         /// an index stored later with release will publish.
         #[inline]
         pub fn $store_relaxed(&self, offset: u32, value: $int) {

@@ -73,7 +73,8 @@ pub enum BootError {
     Kernel(#[from] linux_loader::loader::Error),
     /// The bzImage's file is shorter than its header says.
     #[error(
-        "the bzImage has {has} bytes of the {needs} that its header speaks of: it is cut short; copy it again"
+        "the bzImage has {has} bytes of the {needs} that its header speaks of: it is cut short; \
+         copy it again"
     )]
     Truncated {
         /// Bytes of the file.

@@ -224,7 +224,8 @@ fn main() {
     for count in [1, 256, 1024] {
         let (awake, cpu, latency) = park(count);
         println!(
-            "sleep and wake for one of {count:4}: awake {awake:.1} us, CPU {cpu:.1} us, from kick to service {latency:.1} us"
+            "sleep and wake for one of {count:4}: awake {awake:.1} us, CPU {cpu:.1} us, from kick \
+             to service {latency:.1} us"
         );
     }
     for busy in [1, 16] {

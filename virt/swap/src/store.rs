@@ -24,7 +24,8 @@ use crate::frames::PAGE;
 pub enum StoreError {
     /// There is a file already, which may have another use.
     #[error(
-        "{}: there is a file of this name; the swap store makes one of its own: remove it, or name another",
+        "{}: there is a file of this name; the swap store makes one of its own: remove it, or name \
+         another",
         .0.display()
     )]
     Exists(PathBuf),
@@ -47,7 +48,8 @@ pub enum StoreError {
         has: u64,
     },
     /// A block device cannot hold that much.
-    #[error("{}: the block device has {has} bytes, so the swap store on it cannot have {bytes}", path.display())]
+    #[error("{}: the block device has {has} bytes, so the swap store on it cannot have \
+         {bytes}", path.display())]
     Device {
         /// Path of the device.
         path: PathBuf,

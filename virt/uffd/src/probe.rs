@@ -77,9 +77,11 @@ pub struct Facts {
 }
 
 const LINUX_6_7: &str = "boot Linux 6.7 or newer, which has it";
-const OTHER_KERNEL: &str = "boot another kernel (Debian's 6.12 and Linux 6.18 pass); a container's seccomp filter must let it pass, \
+const OTHER_KERNEL: &str = "boot another kernel (Debian's 6.12 and Linux 6.18 pass); a container's \
+     seccomp filter must let it pass, \
                             too";
-const WAY_IN: &str = "start it as root or with CAP_SYS_PTRACE, or give this user access to /dev/userfaultfd; \
+const WAY_IN: &str = "start it as root or with CAP_SYS_PTRACE, or give this user access to \
+     /dev/userfaultfd; \
                       a container's seccomp filter must let userfaultfd(2) pass";
 /// Command that makes Linux use huge pages for shared memory only where they are asked for, which
 /// suits both guests that page and those that do not.

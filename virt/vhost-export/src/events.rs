@@ -314,8 +314,10 @@ impl<M: RegionMemory> Peer<M> {
                 self.log,
                 warn,
                 ring = config.index,
-                "a packed ring that was in use begins at its beginning: if its last back end was killed, nobody \
-                 knows where that stood, since the front end keeps no inflight region, and it stands still \
+                "a packed ring that was in use begins at its beginning: if its last back end was \
+                 killed, nobody \
+                 knows where that stood, since the front end keeps no inflight region, and it \
+                 stands still \
                  until the guest resets the device \
                  (split rings, packed=off, go on)"
             );
@@ -343,7 +345,8 @@ impl<M: RegionMemory> Peer<M> {
                 warn,
                 ring = index,
                 requests = unpublished,
-                "finished requests cannot be shown to the driver: its ring is broken or outside memory"
+                "finished requests cannot be shown to the driver: its ring is broken or outside \
+                 memory"
             );
         }
         if let Some(at) = self.queues.iter().position(|queue| queue.index == index) {

@@ -303,7 +303,8 @@ impl<C: DeviceClass, M: RegionMemory> Export<C, M> {
         say!(
             self.log,
             warn,
-            "a front end made a call wait (its eventfd full, and a blocking one); its calls take the slower way from now on"
+            "a front end made a call wait (its eventfd full, and a blocking one); its calls take \
+             the slower way from now on"
         );
     }
 

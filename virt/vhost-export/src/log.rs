@@ -26,7 +26,8 @@ impl Log {
     pub(crate) fn admits(&self) -> bool {
         let admitted = self.budget.admits_at(Nanos::now().0);
         if let Some(suppressed @ 1..) = admitted {
-            tracing::warn!(export = %self.name, "{suppressed} lines about this front end were left out");
+            tracing::warn!(export = %self.name, "{suppressed} lines about this front end were left \
+                 out");
         }
         admitted.is_some()
     }

@@ -304,7 +304,8 @@ impl<M: RegionMemory> Peer<M> {
                 Ok(Step::Done(reply)) => self.reply(reply, turn),
                 Ok(Step::Refused(error, reply)) => {
                     self.violations += 1;
-                    say!(self.log, warn, ?request, reason = %chain(&error), "a request was refused");
+                    say!(self.log, warn, ?request, reason = %chain(&error), "a request was \
+                         refused");
                     self.reply(Some(reply), turn);
                 }
                 Ok(Step::Event(event)) => {

@@ -340,7 +340,8 @@ impl RemoteDevice for Import {
         };
         if let Some(IotlbRange { first, last }) = follower.held(hold) {
             let mappings = format_args!("{first:#x} to {last:#x}");
-            tracing::error!(device = %self.outline.name, %mappings, "the back end has not said in time that it has forgotten revoked mappings; it is cut off, and the \
+            tracing::error!(device = %self.outline.name, %mappings, "the back end has not said in \
+                 time that it has forgotten revoked mappings; it is cut off, and the \
                 device needs a reset");
         }
         // What it has mapped cannot be taken from it: there is nothing more to wait for.

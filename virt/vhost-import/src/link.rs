@@ -439,7 +439,8 @@ impl Link {
             Err(error) => {
                 let reason = chain(&error);
                 if self.reconnect.is_news(&reason, Instant::now()) {
-                    tracing::warn!(device = %self.config.name, %reason, "the back end cannot be used; trying again");
+                    tracing::warn!(device = %self.config.name, %reason, "the back end cannot be \
+                         used; trying again");
                 }
                 self.reconnect.later();
             }

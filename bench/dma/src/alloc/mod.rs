@@ -40,7 +40,8 @@ pub fn linux() -> Option<&'static Linux> {
         let path = env::var_os("EXITLESS_LINUX_IOVA").filter(|path| !path.is_empty());
         let Some(path) = path else {
             println!(
-                "Linux: void: EXITLESS_LINUX_IOVA names no library (scripts/linux-iova.sh builds it)"
+                "Linux: void: EXITLESS_LINUX_IOVA names no library (scripts/linux-iova.sh builds \
+                 it)"
             );
             return None;
         };

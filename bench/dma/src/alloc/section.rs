@@ -96,12 +96,14 @@ pub const WORKLOADS: [Workload; 27] = [
     window("burst512", "the same, of 512", 1, "", MANY.oldest(512)),
     window("burst4096", "the same, of 4,096", 1, "linux_burst4096_ratio", MANY.oldest(4096)),
     window("fifo256", "1-16 pages, the oldest of 256", 1, "", ONE.pages(1, 15).oldest(1)),
-    window("fifo4096", "1-16 pages, the oldest of 4,096", 1, "linux_fifo4096_ratio", Window::of(4096).pages(1, 15).oldest(1)),
+    window("fifo4096", "1-16 pages, the oldest of \
+         4,096", 1, "linux_fifo4096_ratio", Window::of(4096).pages(1, 15).oldest(1)),
     ring("xcore32", "from core to core, batches of 32", "linux_xcore_ratio", 32),
     ring("xcore1", "from core to core, one by one", "", 1),
     window("stray_w256", "one stray free, then 1 page, 256 live, random", 1, "", ONE.strays(1)),
     window("stray_w4096", "the same, 4,096 live", 1, "", Window::of(4096).strays(1)),
-    window("strays_w4096", "one stray free in every chunk, then the same", 1, "", Window::of(4096).strays(8)),
+    window("strays_w4096", "one stray free in every chunk, then the \
+         same", 1, "", Window::of(4096).strays(8)),
     exchange("exchange64", "1 page, 128 live, one in 64 freed by the other core", 64),
     exchange("exchange8", "the same, one in 8", 8),
     window("p64", "64 pages, the oldest of 256", 1, "", ONE.pages(64, 0).oldest(1)),

@@ -34,9 +34,13 @@ pub fn first(page: &mut Page, figures: &Object) {
         return;
     }
     let stale = |policy: &str| or_dash(figures.get(&format!("{policy}_stale_max")), 0);
-    page.line("\n**Where a simpler policy wins.** Under these loads of a network card `deferred` is faster in this run than `optimistic(4096)`, which");
+    page.line(
+        "\n**Where a simpler policy wins.** Under these loads of a network card `deferred` \
+         is faster in this run than `optimistic(4096)`, which",
+    );
     page.line(&format!(
-        "leaves more reachable after its unmap (most seen: {} mappings against {}); take `deferred` there:",
+        "leaves more reachable after its unmap (most seen: {} mappings against {}); take \
+         `deferred` there:",
         stale("optimistic4096"),
         stale("deferred")
     ));
@@ -44,7 +48,11 @@ pub fn first(page: &mut Page, figures: &Object) {
 }
 
 pub fn card(page: &mut Page, figures: &Object) {
-    page.line("\n## A network card's load (as vIOMMU Table 1 and Figure 3, ATC'15 Figures 2-5)\nShare of the throughput of `off`, as measured, in percent; page commands take 500 ns, global ones 1 µs, one at a time.");
+    page.line(
+        "\n## A network card's load (as vIOMMU Table 1 and Figure 3, ATC'15 Figures 2-5)\n\
+         Share of the throughput of `off`, as measured, in percent; page commands take 500 ns, \
+         global ones 1 µs, one at a time.",
+    );
     let mut head = strings(&["load", "reuse ≤ 4,096", "threads"]);
     head.extend(POLICIES.iter().map(|named| named.name.to_owned()));
     let mut rows = Vec::new();
@@ -78,7 +86,11 @@ pub fn card(page: &mut Page, figures: &Object) {
             ]
         }),
     );
-    page.line("\n### Stale mappings and latency\nOver all loads; the age's bound holds up to the time between two ticks, which the threads of the load make every millisecond when they run. Latency of a map and the unmap of the");
+    page.line(
+        "\n### Stale mappings and latency\n\
+         Over all loads; the age's bound holds up to the time between two ticks, which the threads \
+         of the load make every millisecond when they run. Latency of a map and the unmap of the",
+    );
     page.line("same buffer together, load of 1,500 B, each reading of the counter included.");
     let rows = POLICIES.iter().map(|named| {
         let key = |suffix: &str| figures.get(&format!("{}_{suffix}", named.name));
@@ -119,7 +131,10 @@ pub fn card(page: &mut Page, figures: &Object) {
 }
 
 pub fn reuse(page: &mut Page, figures: &Object) {
-    page.line("\n## Structures for reuse\nRecorded pages; nanoseconds of an acquire and a release, the loop's own time taken off.");
+    page.line(
+        "\n## Structures for reuse\n\
+         Recorded pages; nanoseconds of an acquire and a release, the loop's own time taken off.",
+    );
     let rows = STRUCTURES.iter().map(|(name, title)| {
         let get = |suffix: &str| figures.get(&format!("reuse_{name}_{suffix}"));
         vec![
@@ -200,7 +215,11 @@ pub fn memory(page: &mut Page, figures: &Object) {
 }
 
 pub fn cores(page: &mut Page, figures: &Object) {
-    page.line("\n## More cores: **model**, not measured\nMillions of operations per second, all cores; a discrete-event model fed with this run's constants, its deviation at one and");
+    page.line(
+        "\n## More cores: **model**, not measured\n\
+         Millions of operations per second, all cores; a discrete-event model fed with this run's \
+         constants, its deviation at one and",
+    );
     page.line("two cores beside it. What is off by more than 20 % at either is left out.");
     let mut head = strings(&["", "1 measured", "2 measured", "deviation at 1", "at 2"]);
     head.extend(model::CORES.iter().map(|cores| format!("{cores} (model)")));

@@ -27,18 +27,23 @@ pub const GOALS: [(&str, &str, Goal); 24] = [
     ("linux_512p_ratio", "512 pages, 256 live, ÷ Linux", Goal::Most(0.3)),
     ("linux_xcore_ratio", "from core to core, batches of 32, ÷ Linux", Goal::Most(1.0)),
     ("map_unmap_linux_ratio", "map + unmap 4 KiB, strict, ÷ Linux", Goal::Most(0.35)),
-    ("map_unmap_2mib_linux_ratio", "map + unmap 2 MiB, strict, tables given back, ÷ Linux", Goal::Most(1.0)),
+    ("map_unmap_2mib_linux_ratio", "map + unmap 2 MiB, strict, tables given back, ÷ \
+         Linux", Goal::Most(1.0)),
     ("failing_alloc_ns", "an allocation that fails, ns", Goal::Most(2000.0)),
-    ("exhaustion_neighbour_ratio", "a-1 beside a core that gets nothing / beside a quiet one", Goal::Most(1.2)),
+    ("exhaustion_neighbour_ratio", "a-1 beside a core that gets nothing / beside a quiet \
+         one", Goal::Most(1.2)),
     ("tables_after_park_512k", "table pages after 512,000 pages and a park", Goal::Most(10.0)),
     ("a1_2thr_vs_separate", "a-1, two threads of one space / with a space each", Goal::Most(1.05)),
     ("c1_2thr_vs_separate", "c-1, the same", Goal::Most(1.05)),
     ("map_unmap_2thr_vs_separate", "map + unmap of allocated pages, the same", Goal::Most(1.1)),
-    ("combining_2thr_500ns_vs_lock", "throughput of combining / strict behind a lock, every command 500 ns", Goal::Least(1.25)),
-    ("combining_true_costs_vs_strict", "throughput of combining / strict, 500 ns for pages, 1 µs for a domain", Goal::None),
+    ("combining_2thr_500ns_vs_lock", "throughput of combining / strict behind a lock, every \
+         command 500 ns", Goal::Least(1.25)),
+    ("combining_true_costs_vs_strict", "throughput of combining / strict, 500 ns for pages, 1 µs \
+         for a domain", Goal::None),
     ("leaf_tables_c1", "leaf tables after c-1, one core", Goal::Most(16.0)),
     ("leaf_tables_c1_2thr", "leaf tables after c-1, two cores", Goal::Most(32.0)),
-    ("leaf_tables_after_epoch", "leaf tables after everything is freed and an epoch, one core, six classes", Goal::Most(6.0)),
+    ("leaf_tables_after_epoch", "leaf tables after everything is freed and an epoch, one core, six \
+         classes", Goal::Most(6.0)),
     ("opt4096_share", "optimistic(4096), share of `off`, 1,500 B", Goal::None),
     ("deferred_share", "deferred, share of `off`, 1,500 B", Goal::None),
     ("strict_share", "strict, share of `off`, 1,500 B", Goal::None),
@@ -64,7 +69,11 @@ fn is_missed(figures: &Object, key: &str) -> bool {
 
 /// The table of targets, and the remarks.
 pub fn goals(page: &mut Page, figures: &Object) {
-    page.line("\n## Targets\nMedians, and the distance of the extremes of this run's turns. Void: Linux's code could not be built.");
+    page.line(
+        "\n## Targets\n\
+         Medians, and the distance of the extremes of this run's turns. Void: Linux's code could \
+         not be built.",
+    );
     let rows = GOALS.iter().map(|(key, name, goal)| {
         let value = figures.get(key);
         let text = match goal {

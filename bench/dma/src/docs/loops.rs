@@ -26,15 +26,25 @@ pub fn ratio(figures: &Object, key: &str) -> String {
 pub fn beside_linux(page: &mut Page, figures: &Object) {
     page.line("\n## Beside Linux in one run");
     page.line(&format!(
-        "Linux {}'s own `iova.c`, `rbtree.c` and `generic_pt`, unmodified, in user space, in turns with ours; the shim disables no",
+        "Linux {}'s own `iova.c`, `rbtree.c` and `generic_pt`, unmodified, in user space, in turns \
+         with ours; the shim disables no",
         match figures.text("linux_version") {
             "" => "(void: not built)",
             version => version,
         }
     ));
-    page.line("interrupts, frees no magazine by a timer and has no queue lock: all of it in Linux's favour. Nanoseconds of an allocation and a free, per");
-    page.line("thread; «÷» below 1 is ours faster. Ours is behind one call that is not inlined, sizes unknown to the compiler; «inlined» beside it;");
-    page.line("«least» is a private stack behind the same calls, which checks nothing, knows no limit, and loses what another core frees.");
+    page.line(
+        "interrupts, frees no magazine by a timer and has no queue lock: all of it in \
+         Linux's favour. Nanoseconds of an allocation and a free, per",
+    );
+    page.line(
+        "thread; «÷» below 1 is ours faster. Ours is behind one call that is not inlined, \
+         sizes unknown to the compiler; «inlined» beside it;",
+    );
+    page.line(
+        "«least» is a private stack behind the same calls, which checks nothing, knows no \
+         limit, and loses what another core frees.",
+    );
     let head = [
         "ranges", "threads", "Linux", "ours", "÷ Linux", "inlined", "÷ Linux", "least",
     ];
@@ -54,8 +64,14 @@ pub fn beside_linux(page: &mut Page, figures: &Object) {
         ]
     });
     page.table(&strings(&head), rows);
-    page.line("\nA map and an unmap without hardware: Linux strict, without its queue's lock; ours under each policy, with tables kept or");
-    page.line("given back. Linux's deferred frees (a queue of 256 in `dma-iommu.c`) are not built: its strict is what ours deferred is compared with too.");
+    page.line(
+        "\nA map and an unmap without hardware: Linux strict, without its queue's lock; ours \
+         under each policy, with tables kept or",
+    );
+    page.line(
+        "given back. Linux's deferred frees (a queue of 256 in `dma-iommu.c`) are not built: \
+         its strict is what ours deferred is compared with too.",
+    );
     let mut head = strings(&["mappings", "threads", "Linux"]);
     for (policy, ..) in POLICIES {
         head.extend([policy.replace('_', ", "), "÷ Linux".to_owned()]);
@@ -150,7 +166,11 @@ pub fn beside_linux(page: &mut Page, figures: &Object) {
 
 /// Adds the table of the papers' allocators and other projects' crates, each behind a call.
 pub fn allocation(page: &mut Page, figures: &Object) {
-    page.line("\n## IOVA allocation, every allocator\nNanoseconds of an allocation and a free, per thread, as measured; two crates of other people behind a mutex.");
+    page.line(
+        "\n## IOVA allocation, every allocator\n\
+         Nanoseconds of an allocation and a free, per thread, as measured; two crates of other \
+         people behind a mutex.",
+    );
     let mut head = strings(&["loop", "threads", "round trip"]);
     head.extend(ALLOCATORS.iter().map(|name| name.replace('_', "-")));
     let rows = WORKLOADS.iter().filter(|workload| workload.is_for_all());
@@ -180,8 +200,15 @@ pub fn allocation(page: &mut Page, figures: &Object) {
 
 /// Two threads against one, in turns.
 pub fn doubled(page: &mut Page, figures: &Object) {
-    page.line("\n## Two threads against one\nIn turns: the loop on one thread, on two of one space, on two with a space each. Nanoseconds per thread; ratios are medians of the turns'.");
-    page.line("What sharing costs is the last column: two threads that share nothing slow each other down where processors are halves of one core.");
+    page.line(
+        "\n## Two threads against one\n\
+         In turns: the loop on one thread, on two of one space, on two with a space each. \
+         Nanoseconds per thread; ratios are medians of the turns'.",
+    );
+    page.line(
+        "What sharing costs is the last column: two threads that share nothing slow each \
+         other down where processors are halves of one core.",
+    );
     let head = strings(&[
         "loop",
         "round trip",
@@ -211,7 +238,11 @@ pub fn doubled(page: &mut Page, figures: &Object) {
 }
 
 pub fn tables(page: &mut Page, figures: &Object) {
-    page.line("\n## Page tables (as ATC'15 Table 1: what locks cost)\nNanoseconds of a map and an unmap of a page, a call each, per thread; loop included. «÷»: the lock-free table / Linux's `generic_pt`.");
+    page.line(
+        "\n## Page tables (as ATC'15 Table 1: what locks cost)\n\
+         Nanoseconds of a map and an unmap of a page, a call each, per thread; loop included. «÷»: \
+         the lock-free table / Linux's `generic_pt`.",
+    );
     let mut head = strings(&["S", "threads"]);
     head.extend(TABLES.iter().map(|name| name.replace('_', " ")));
     head.push("÷ Linux".to_owned());
@@ -241,8 +272,15 @@ pub fn tables(page: &mut Page, figures: &Object) {
 }
 
 pub fn deferred(page: &mut Page, figures: &Object) {
-    page.line("\n## Deferred and strict (d)\nNanoseconds of an unmap and a map, per thread, on hardware that takes a fixed time per command, one");
-    page.line("at a time. «d» has no tables behind it; «dt» has. `bare` is an allocator and a lock around the wait.");
+    page.line(
+        "\n## Deferred and strict (d)\n\
+         Nanoseconds of an unmap and a map, per thread, on hardware that takes a fixed time per \
+         command, one",
+    );
+    page.line(
+        "at a time. «d» has no tables behind it; «dt» has. `bare` is an allocator and a lock \
+         around the wait.",
+    );
     let policies = [
         "strict_lock",
         "strict",

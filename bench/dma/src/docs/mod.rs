@@ -27,7 +27,10 @@ pub fn page(figures: &Object, plots: &[&str]) -> String {
     card::reuse(&mut page, figures);
     card::memory(&mut page, figures);
     card::cores(&mut page, figures);
-    page.line("\n## Plots\nDrawn by the same run, under `target/report/dma/` (not kept with the sources):");
+    page.line(
+        "\n## Plots\n\
+         Drawn by the same run, under `target/report/dma/` (not kept with the sources):",
+    );
     for plot in plots {
         page.line(&format!("- `{plot}`"));
     }
@@ -70,11 +73,23 @@ fn ns(figures: &Object, key: &str) -> String {
 
 fn head(page: &mut Page, figures: &Object) {
     page.line("# IOVA allocation and DMA mapping: results\n");
-    page.line("Made by `make bench-dma-docs` from the figures of one run of `make bench-dma`; do not edit. What the loops are: `bench/dma`.");
-    page.line("Headlines are ratios of what ran in turns in the same run; nanoseconds beside them are as measured, medians ± half the distance of");
+    page.line(
+        "Made by `make bench-dma-docs` from the figures of one run of `make bench-dma`; do \
+         not edit. What the loops are: `bench/dma`.",
+    );
+    page.line(
+        "Headlines are ratios of what ran in turns in the same run; nanoseconds beside them \
+         are as measured, medians ± half the distance of",
+    );
     page.line("the extremes, and belong to this machine.\n");
-    page.line("A turn, and a run that is repeated, waits up to 0.3 s for CPUs that are 90 % idle. A run of two threads counts if both ran for 98.5 % of it, and");
-    page.line("has three attempts. What was disturbed in all three is left out where the row has other runs; where it has none, the");
+    page.line(
+        "A turn, and a run that is repeated, waits up to 0.3 s for CPUs that are 90 % idle. \
+         A run of two threads counts if both ran for 98.5 % of it, and",
+    );
+    page.line(
+        "has three attempts. What was disturbed in all three is left out where the row has \
+         other runs; where it has none, the",
+    );
     page.line("figure bears a †.\n");
     for (key, name) in [
         ("machine", "machine"),

@@ -73,7 +73,11 @@ pub fn write(page: &mut Page, figures: &Object, missed: &[&str]) {
     if shown.is_empty() && bare.is_empty() {
         return;
     }
-    page.line("\n### Remarks\nWritten by hand (`bench/dma/remarks.md`); the numbers in them are this run's unless they say otherwise.");
+    page.line(
+        "\n### Remarks\n\
+         Written by hand (`bench/dma/remarks.md`); the numbers in them are this run's unless they \
+         say otherwise.",
+    );
     for remark in shown {
         page.line(&format!("\n{}", fill(remark.text, figures)));
     }
@@ -99,7 +103,8 @@ mod tests {
 
     #[test]
     fn sections_have_their_keys_and_figures_their_place() {
-        let file = "For editors.\n\n## missed: a1_ns, c1_ns\nIt takes {a1_ns} of {none}.\n\n## always\nSo it is.\n";
+        let file = "For editors.\n\n## missed: a1_ns, c1_ns\nIt takes {a1_ns} of {none}.\n\n\
+             ## always\nSo it is.\n";
         let remarks = parse(file);
         assert_eq!(remarks.len(), 2);
         assert_eq!(remarks[0].of, Some(vec!["a1_ns", "c1_ns"]));

@@ -102,7 +102,8 @@ fn run(
 ) -> Vec<(String, Result<Outcome>)> {
     let s = if threads == 1 { "" } else { "s" };
     record.section(&format!(
-        "d: unmap the oldest of 256, map another; {threads} thread{s}, a command takes {flush_ns} ns"
+        "d: unmap the oldest of 256, map another; {threads} thread{s}, a command takes {flush_ns} \
+         ns"
     ));
     let (cases, others): (Vec<_>, Vec<_>) = rows
         .into_iter()

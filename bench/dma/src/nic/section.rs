@@ -162,7 +162,8 @@ fn shares(
         })
         .collect();
     record.section(&format!(
-        "network card, {}; reuse {:.1} % within 4,096 idle pages, {:.1} % within 256; {threads} thread{}; a pair is a packet",
+        "network card, {}; reuse {:.1} % within 4,096 idle pages, {:.1} % within 256; {threads} \
+         thread{}; a pair is a packet",
         load.title,
         sequence.reuse_4096() * 100.0,
         sequence.reuse_256() * 100.0,
@@ -208,7 +209,8 @@ fn shares(
 /// which is the processor's. All are of the last run, but for the first column, a median.
 fn budget(record: &mut Record, found: &[Result<Outcome>], last: &[Option<Facts>]) {
     println!(
-        "\na packet's budget (one map and one unmap each)\n{:24} {:>14} {:>12} {:>12} {:>14} {:>12} {:>14}",
+        "\na packet's budget (one map and one unmap each)\n\
+         {:24} {:>14} {:>12} {:>12} {:>14} {:>12} {:>14}",
         "", "beyond off, ns", "maps found", "torn down", "commands", "theirs, ns", "all else, ns"
     );
     let Some(off) = found.last().and_then(|outcome| outcome.as_ref().ok()) else {
@@ -249,7 +251,8 @@ fn budget(record: &mut Record, found: &[Result<Outcome>], last: &[Option<Facts>]
 /// Prints the duration of the map and the unmap of a buffer together.
 fn percentiles(turns: &Turns, record: &mut Record, load: &Load, sequence: &Arc<Sequence>) {
     println!(
-        "\nmap + unmap of a buffer, ns, same load, each stamped by the time-stamp counter (two readings each are in it)"
+        "\nmap + unmap of a buffer, ns, same load, each stamped by the time-stamp counter (two \
+         readings each are in it)"
     );
     println!(
         "{:24} {:>9} {:>9} {:>9} {:>9}",
@@ -314,7 +317,9 @@ impl Worst {
 
 fn risks(record: &mut Record, worst: &[Worst]) {
     println!(
-        "\nstale mappings over all loads\n{:24} {:>9} {:>12} {:>9} {:>12}  runs outside the bound (the longest time between two ticks is added to its age)",
+        "\nstale mappings over all loads\n\
+         {:24} {:>9} {:>12} {:>9} {:>12}  runs outside the bound (the longest time between two \
+         ticks is added to its age)",
         "", "most", "longest, us", "bound", "bound, us"
     );
     for (named, worst) in POLICIES.iter().zip(worst) {

@@ -54,7 +54,8 @@ fn cell(
 
 fn ring(bench: &mut Bench, ring: &str, features: u64) -> Result<()> {
     bench.record.section(&format!(
-        "One pair, {ring} rings of 256 entries, mergeable buffers: frames per second at the receiver"
+        "One pair, {ring} rings of 256 entries, mergeable buffers: frames per second at the \
+         receiver"
     ));
     for (suffix, frame_len) in [("", MIN_FRAME), ("_1518", MAX_FRAME)] {
         for direction in DIRECTIONS {
@@ -134,7 +135,8 @@ pub fn round_trip(bench: &mut Bench) -> Result<()> {
 /// other port is.
 pub fn switch(bench: &mut Bench) -> Result<()> {
     bench.record.section(
-        "From one port to another at 64 bytes, split rings: our switch, testpmd's io; frames per second at the receiver",
+        "From one port to another at 64 bytes, split rings: our switch, testpmd's io; frames per \
+         second at the receiver",
     );
     let specs = |_: Peer, sockets: &[PathBuf]| {
         let port = |at: usize, load| PortSpec {

@@ -83,7 +83,8 @@ fn page(keys: &Object) -> String {
         format!("{:.1}", 1e6 / 100.0 / (server + client).max(1.0))
     });
     line(format!(
-        "- the server's CPU is taken away from a thread that spins, for more than 5 µs, {}, the client's {}: \
+        "- the server's CPU is taken away from a thread that spins, for more than 5 µs, {}, the \
+         client's {}: \
          so the p99 of round trips of {from} µs and more shows these",
         away("server"),
         away("client")
@@ -93,7 +94,11 @@ fn page(keys: &Object) -> String {
         line(format!("- {}: {}", goal.key, judged(&goal, keys)));
     }
     line("\n## Frames per second at the receiver, 64 bytes unless said\n".to_owned());
-    line("| | ours (min to max) | DPDK (min to max) | ours ÷ DPDK | lost, of sent, ours | DPDK | client's ceiling |".to_owned());
+    line(
+        "| | ours (min to max) | DPDK (min to max) | ours ÷ DPDK | lost, of sent, ours | DPDK | \
+         client's ceiling |"
+            .to_owned(),
+    );
     line("|---|--:|--:|--:|--:|--:|--:|".to_owned());
     for (key, name) in ROWS {
         line(row(keys, key, name));
@@ -119,7 +124,11 @@ fn page(keys: &Object) -> String {
         }
     }
     line("\n## Latencies\n".to_owned());
-    line("| | alone | beside a flooding port | p50 alone | p50 beside | frames per second of the flood | µs between the client's looks |".to_owned());
+    line(
+        "| | alone | beside a flooding port | p50 alone | p50 beside | frames per second of the \
+         flood | µs between the client's looks |"
+            .to_owned(),
+    );
     line("|---|--:|--:|--:|--:|--:|--:|".to_owned());
     for (key, name) in [
         ("quiet_port_p99_vs_alone", "quiet port, ours, p99 µs"),

@@ -168,7 +168,8 @@ fn machine(bench: &mut Bench) -> Result<()> {
         let percent = report::object::round(100.0 * seen.share, 2);
         record.number(&format!("interruptions_{whose}_percent"), percent);
         println!(
-            "the {whose}'s CPU is taken away for more than 5 µs {:.0} times a second, {percent} % of the time",
+            "the {whose}'s CPU is taken away for more than 5 µs {:.0} times a second, {percent} % \
+             of the time",
             seen.per_s
         );
     }
@@ -304,7 +305,8 @@ mod tests {
 
     #[test]
     fn frames_received_by_testpmd_are_read_from_its_last_table() {
-        let log = "  ---------------------- Forward statistics for port 0  ----\n  RX-packets: 7  \n\
+        let log = "  ---------------------- Forward statistics for port 0  ----\n  RX-packets: 7  \
+             \n\
             +++++++++++++++ Accumulated forward statistics for all ports+++++\n  \
             RX-packets: 12345          RX-dropped: 0             RX-total: 12345\n";
         assert_eq!(received_by_testpmd(log), Some(12345));

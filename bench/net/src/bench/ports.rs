@@ -29,7 +29,8 @@ fn jain(report: &Report) -> f64 {
 /// The section: 1 to 7 looped ports with full windows, then with a rate each.
 pub fn ports(bench: &mut Bench) -> Result<()> {
     bench.record.section(
-        "1 to 7 looped ports on one core at 64 bytes, split rings, a full window each: frames per second in all",
+        "1 to 7 looped ports on one core at 64 bytes, split rings, a full window each: frames per \
+         second in all",
     );
     let mut alone = None;
     for count in 1..=PORTS {

@@ -35,7 +35,8 @@ const BLOCKS: u64 = 1024;
 /// The section.
 pub fn quiet(bench: &mut Bench) -> Result<()> {
     bench.record.section(
-        "One frame of 64 bytes, or one read of a null disk, under way beside a flooding port: p99 beside it / without it",
+        "One frame of 64 bytes, or one read of a null disk, under way beside a flooding port: p99 \
+         beside it / without it",
     );
     for peer in Peer::ALL {
         let suffix = if peer == Peer::Ours { "" } else { "_dpdk" };
@@ -95,7 +96,8 @@ fn note(bench: &mut Bench, key: &str, outcome: Result<Outcome>) {
             object::round(beside.flood / 1e6, 3)
         })?;
         println!(
-            "{key:34} {:.2} ({:.2} to {:.2}): {beside:.1} µs for {alone:.1}; p50 {beside_p50:.1} for {alone_p50:.1}; \
+            "{key:34} {:.2} ({:.2} to {:.2}): {beside:.1} µs for {alone:.1}; p50 {beside_p50:.1} \
+             for {alone_p50:.1}; \
              the client looks every {look:.1} µs (p99), the flood gets {flood:.2} M frames/s",
             ratio.median, ratio.min, ratio.max,
         );

@@ -295,7 +295,8 @@ impl Record {
             ""
         };
         println!(
-            "{name:34} {peer:5} {:>9} {:>9} {:>9} {cpu:>6.1} {lost:>8} {wrong:>8} {checked:>8}{note}",
+            "{name:34} {peer:5} {:>9} {:>9} {:>9} {cpu:>6.1} {lost:>8} {wrong:>8} \
+             {checked:>8}{note}",
             short(measured.median),
             short(measured.min),
             short(measured.max),

@@ -131,7 +131,8 @@ fn ip(words: &[&str]) -> Result<()> {
 /// The section.
 pub fn tap(bench: &mut Bench) -> Result<()> {
     bench.record.section(
-        "Frames of 64,000 bytes into a TAP interface: through our server, and by bare writes out of as many buffers; frames per second by its count",
+        "Frames of 64,000 bytes into a TAP interface: through our server, and by bare writes out \
+         of as many buffers; frames per second by its count",
     );
     match measure(bench) {
         Ok((ours, bare, ratio)) => {

@@ -45,7 +45,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// The section.
 pub fn unanswered(bench: &mut Bench) -> Result<()> {
     bench.record.section(
-        "A miss of another port's front end that is never answered: until its device needs a reset; a looped port's p99 meanwhile / without it",
+        "A miss of another port's front end that is never answered: until its device needs a \
+         reset; a looped port's p99 meanwhile / without it",
     );
     match measure(bench) {
         Ok((took, ratio)) => {

@@ -89,7 +89,8 @@ pub fn calls(bench: &mut Bench) -> Result<()> {
 
 fn rounds(bench: &mut Bench) -> Result<()> {
     bench.record.section(
-        "A guest that sleeps, depth 1, null disk, CPUs that halt: windows by whether its processor was awake",
+        "A guest that sleeps, depth 1, null disk, CPUs that halt: windows by whether its processor \
+         was awake",
     );
     let mut servers = vec![
         Server::Peer("ours", Peer::Ours),

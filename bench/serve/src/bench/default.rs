@@ -34,7 +34,8 @@ pub fn default(bench: &mut Bench) -> Result<()> {
 /// Guests that sleep after every request, or batch of them.
 fn closed(bench: &mut Bench) -> Result<()> {
     bench.record.section(
-        "The default policy beside `--idle poll`: guests that sleep, CPUs that halt; IOPS of the default / of polling",
+        "The default policy beside `--idle poll`: guests that sleep, CPUs that halt; IOPS of the \
+         default / of polling",
     );
     println!(
         "{:22} {:>7} {:>7} {:>7} {:>10} {:>10} {:>10} {:>10}",
@@ -61,7 +62,8 @@ fn closed(bench: &mut Bench) -> Result<()> {
         let of = |runs: Vec<f64>| Measured::of(runs).expect("there are rounds");
         let ratio = of(ratios.collect());
         println!(
-            "{name:22} {:>7.3} {:>7.3} {:>7.3} {:>10.0} {:>10.0} {slowest:>10.3} {poll_slowest:>10.3}",
+            "{name:22} {:>7.3} {:>7.3} {:>7.3} {:>10.0} {:>10.0} {slowest:>10.3} \
+             {poll_slowest:>10.3}",
             ratio.median,
             ratio.min,
             ratio.max,

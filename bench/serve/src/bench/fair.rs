@@ -118,7 +118,8 @@ fn quiet(bench: &mut Bench, name: &str, kind: Kind) -> Result<()> {
         };
         let ratio = after / before;
         bench.record.line(&format!(
-            "    quiet disks of {}: p99 {:.1} µs alone, {:.1} µs beside the loud one: {ratio:.2} times",
+            "    quiet disks of {}: p99 {:.1} µs alone, {:.1} µs beside the loud one: {ratio:.2} \
+             times",
             peer.name(),
             before / 1e3,
             after / 1e3

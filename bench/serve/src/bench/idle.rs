@@ -26,8 +26,13 @@ pub fn idle(bench: &mut Bench) -> Result<()> {
                     Ok((cpu, own_kib, pss_kib)) => {
                         let suffix = if peer.is_ours() { "" } else { "_qsd" };
                         bench.record.line(&format!(
-                            "{count:3} disks {:15} {:5} {cpu:6.2} % of a CPU, {pss_kib} KiB in all, {own_kib} KiB of its own more than before they connected",
-                            if what.is_empty() { "" } else { "that have worked" },
+                            "{count:3} disks {:15} {:5} {cpu:6.2} % of a CPU, {pss_kib} KiB in \
+                             all, {own_kib} KiB of its own more than before they connected",
+                            if what.is_empty() {
+                                ""
+                            } else {
+                                "that have worked"
+                            },
                             peer.name()
                         ));
                         for (key, value) in [

@@ -18,9 +18,10 @@ pub fn pairs(bench: &mut Bench) -> Result<()> {
     let Some(beside) = bench.settings.beside.clone() else {
         return Ok(());
     };
-    bench
-        .record
-        .section("This build beside another, 4 KiB random reads, the guest polls: IOPS of this one / of the other");
+    bench.record.section(
+        "This build beside another, 4 KiB random reads, the guest polls: IOPS of this one \
+             / of the other",
+    );
     println!(
         "{:12} {:>7} {:>7} {:>7} {:>10} {:>10}",
         "", "median", "min", "max", "new", "old"

@@ -374,7 +374,8 @@ impl Record {
     /// A file cannot be written.
     pub fn finish(&self, path: &Path) -> Result<()> {
         println!(
-            "\nquoted from our notes, another client and machine   d1 poll            d32 poll           d1 event"
+            "\nquoted from our notes, another client and machine   d1 poll            d32 \
+             poll           d1 event"
         );
         for [name, d1, d32, event] in QUOTED {
             println!("{name:50}  {d1:18} {d32:18} {event}");

@@ -38,7 +38,10 @@ pub enum Unfit {
 impl core::fmt::Display for Unfit {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.write_str(match self {
-            Self::Unknown => "the kernel is neither a bzImage of boot protocol 2.06 or later nor a multiboot image with addresses",
+            Self::Unknown => {
+                "the kernel is neither a bzImage of boot protocol 2.06 or later nor a \
+                 multiboot image with addresses"
+            }
             Self::Kernel => "the kernel does not fit into the memory below the hypervisor",
             Self::Initrd => "the initrd does not fit into the 128 MiB below the hypervisor",
             Self::CommandLine => "the kernel's command line is longer than the kernel takes",

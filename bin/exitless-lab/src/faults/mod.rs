@@ -151,13 +151,15 @@ impl Composition for Faulty {
             }
             if !machine.is_memory_shared {
                 bail!(
-                    "--fault memory:punch does not go with --memory …,shared=off: it reaches memory by its file"
+                    "--fault memory:punch does not go with --memory …,shared=off: it reaches \
+                     memory by its file"
                 );
             }
         }
         if self.faults.is_as_resident && (machine.has_pager || self.faults.is_punched) {
             bail!(
-                "--fault memory:as-resident does not go with --resident or memory:punch, which imply it"
+                "--fault memory:as-resident does not go with --resident or memory:punch, which \
+                 imply it"
             );
         }
         if self.faults.store.is_some() && !machine.has_pager {

@@ -101,7 +101,8 @@ fn no_argument_makes_an_error_long() {
 const LISTS: [(&[&str], &str); 9] = [
     (
         &["serve", "--check", "--block"],
-        "id socket mode group path format readonly direct backing locking barriers block queues queue-size packed weight iops \
+        "id socket mode group path format readonly direct backing locking barriers block queues \
+         queue-size packed weight iops \
          iops-burst bps bps-burst",
     ),
     (
@@ -114,11 +115,13 @@ const LISTS: [(&[&str], &str); 9] = [
     ),
     (
         &["run", "--kernel", "KERNEL", "--net"],
-        "responder tap switch socket ip mac create pairs mtu queue-size pcap pcap-max pcap-replace id",
+        "responder tap switch socket ip mac create pairs mtu queue-size pcap pcap-max pcap-replace \
+         id",
     ),
     (
         &["serve", "--check", "--net"],
-        "id socket mode group tap sink source frame loop mtu pairs queue-size packed weight fps fps-burst bps bps-burst pcap pcap-max \
+        "id socket mode group tap sink source frame loop mtu pairs queue-size packed weight fps \
+         fps-burst bps bps-burst pcap pcap-max \
          pcap-replace",
     ),
     (
@@ -268,7 +271,8 @@ fn a_slip_in_a_file_names_the_nearest_and_all_it_may_say() {
         ),
         (
             "[[blok]]\n",
-            "`blok`, expected one of `cores`, `block`, `net`, `switch`, `stats`; did you mean \"block\"?",
+            "`blok`, expected one of `cores`, `block`, `net`, `switch`, `stats`; did you mean \
+             \"block\"?",
         ),
         ("[cores]\ncpu = \"3\"\n", "did you mean \"cpus\"?"),
         (
@@ -322,7 +326,8 @@ fn a_number_has_the_same_units_in_every_key_on_the_command_line_and_in_a_file() 
             let flag = run(folder.path(), &["serve", "--check", "--block", &block]);
             let needs = needs.replace(',', "\n");
             let content = format!(
-                "[[block]]\nid = \"a\"\npath = \"ram:1M\"\nsocket = \"a.sock\"\n{key} = \"{value}\"{needs}\n"
+                "[[block]]\nid = \"a\"\npath = \"ram:1M\"\nsocket = \"a.sock\"\n\
+                 {key} = \"{value}\"{needs}\n"
             );
             fs::write(&file, content).unwrap();
             let toml = run(folder.path(), &["serve", "--check", "--config", path]);

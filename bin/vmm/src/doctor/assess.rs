@@ -34,7 +34,8 @@ pub struct OtherHost {
 }
 
 /// Advice of a program that has no other host.
-const ELSEWHERE: &str = "`exitless-lab lab -- run …` runs guests on an emulated host, which needs nothing of this one \
+const ELSEWHERE: &str = "`exitless-lab lab -- run …` runs guests on an emulated host, which needs \
+     nothing of this one \
                          (`exitless-lab doctor` says whether it can be started).";
 
 /// The findings and what follows.
@@ -99,7 +100,8 @@ fn verdict(facts: &Facts, other: Option<&OtherHost>) -> (Verdict, String) {
         Kvm::Usable { .. } if is_software_kvm(facts) => (
             verdict,
             format!(
-                "This /dev/kvm is a software KVM: it runs ring-3 payloads at full speed, but cannot \
+                "This /dev/kvm is a software KVM: it runs ring-3 payloads at full speed, but \
+                 cannot \
                  boot a stock kernel. {instead}"
             ),
         ),
@@ -171,7 +173,8 @@ fn kvm(facts: &Facts) -> Finding {
         Kvm::Usable { .. } if is_software_kvm(facts) => (
             State::Limited,
             "software KVM: /dev/kvm without vmx or svm".into(),
-            "ring-3 payloads and library benchmarks run here; guests with a kernel need an emulated host (exitless-lab)",
+            "ring-3 payloads and library benchmarks run here; guests with a kernel need an \
+             emulated host (exitless-lab)",
         ),
         Kvm::Usable { lacks } if lacks.is_empty() => (
             State::Good,
@@ -253,7 +256,8 @@ fn exitless_interrupts(facts: &Facts) -> Finding {
         name: "device interrupts",
         state,
         value: value.into(),
-        why: "an interrupt of an assigned device exits twice where neither AVIC / APICv nor ELI is: \
+        why: "an interrupt of an assigned device exits twice where neither AVIC / APICv nor ELI \
+             is: \
               for its delivery and for its completion",
         next: "`exitless-lab eli` counts it under QEMU; docs/eli.md has a stanza for GRUB",
     }
@@ -351,7 +355,8 @@ fn resident(facts: &Facts) -> Finding {
         name: "run --resident",
         state,
         value,
-        why: "a guest has less memory than it believes; its pages come and go one by one, and those that \
+        why: "a guest has less memory than it believes; its pages come and go one by one, and \
+             those that \
               nobody has stored to are dropped unwritten",
         next,
     }
@@ -365,7 +370,8 @@ fn paging_works(facts: &Facts) -> String {
         None => "does not answer",
     };
     format!(
-        "works: PAGEMAP_SCAN lists what nobody has stored to (its list of what was, not relied upon, {otherwise})"
+        "works: PAGEMAP_SCAN lists what nobody has stored to (its list of what was, not relied \
+         upon, {otherwise})"
     )
 }
 
@@ -386,7 +392,8 @@ fn host_swap(facts: &Facts) -> Finding {
         name: "host's swap space",
         state,
         value,
-        why: "the host may put pages there that --resident keeps in memory; nothing is lost, but a page may \
+        why: "the host may put pages there that --resident keeps in memory; nothing is lost, but a \
+             page may \
               then be waited for twice",
         next: NO_HOST_SWAP,
     }

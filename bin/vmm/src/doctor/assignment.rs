@@ -234,8 +234,10 @@ impl Assignment {
             (_, None) => (
                 State::Missing,
                 "no IOMMU groups; the firmware describes no IOMMU".into(),
-                "the firmware's switch (VT-d, AMD-Vi, IOMMU), then intel_iommu=on; of a virtual machine the outer \
-                 hypervisor's: QEMU's `-machine q35,kernel-irqchip=split -device intel-iommu,intremap=on,caching-mode=on`",
+                "the firmware's switch (VT-d, AMD-Vi, IOMMU), then intel_iommu=on; of a virtual \
+                 machine the outer \
+                 hypervisor's: QEMU's `-machine q35,kernel-irqchip=split -device \
+                 intel-iommu,intremap=on,caching-mode=on`",
             ),
         };
         Finding {
@@ -243,7 +245,8 @@ impl Assignment {
             name: "device assignment",
             state,
             value,
-            why: "a physical device can be given to a guest (run --device); emulated devices need none of it",
+            why: "a physical device can be given to a guest (run --device); emulated devices need \
+                 none of it",
             next,
         }
     }
@@ -262,7 +265,8 @@ impl Assignment {
             Some(Err(reason)) => (
                 State::Limited,
                 format!("{}, but /dev/vfio/vfio: {reason}", counted(count, "group")),
-                "chmod 666 /dev/vfio/vfio, as it is by default: it gives access to no device; a container has to be given it",
+                "chmod 666 /dev/vfio/vfio, as it is by default: it gives access to no device; a \
+                 container has to be given it",
             ),
             Some(Ok(())) => (
                 State::Good,
@@ -281,7 +285,8 @@ impl Assignment {
             (true, _) => (State::Good, "on"),
             (false, true) => (
                 State::Limited,
-                "off, which allow_unsafe_interrupts has accepted: a guest with a device can forge any interrupt of the host's",
+                "off, which allow_unsafe_interrupts has accepted: a guest with a device can forge \
+                 any interrupt of the host's",
             ),
             (false, false) if self.groups.is_empty() => (State::Missing, "no IOMMU"),
             (false, false) => (State::Missing, "off: VFIO refuses every device"),
@@ -292,7 +297,8 @@ impl Assignment {
             state,
             value: value.into(),
             why: "a device sends an interrupt by a write; without remapping it can send any",
-            next: "in the firmware; QEMU's intel-iommu has it with intremap=on. For guests that you trust: \
+            next: "in the firmware; QEMU's intel-iommu has it with intremap=on. For guests that \
+                 you trust: \
                    echo Y > /sys/module/vfio_iommu_type1/parameters/allow_unsafe_interrupts",
         }
     }
@@ -315,7 +321,8 @@ impl Assignment {
             state,
             value,
             why: "what the guest maps beyond this limit the device does not reach",
-            next: "modprobe vfio-pci; a larger limit: echo 1000000 > /sys/module/vfio_iommu_type1/parameters/dma_entry_limit",
+            next: "modprobe vfio-pci; a larger limit: echo 1000000 > \
+                 /sys/module/vfio_iommu_type1/parameters/dma_entry_limit",
         }
     }
 
@@ -336,7 +343,8 @@ impl Assignment {
             name: "locked memory",
             state,
             value,
-            why: "pages that a guest maps for its devices count as locked, each mapping by itself; with --iommu none, or a \
+            why: "pages that a guest maps for its devices count as locked, each mapping by itself; \
+                 with --iommu none, or a \
                   guest with iommu=pt, all of its memory does, for each device",
             next: MEMLOCK_REMEDY,
         }
@@ -352,7 +360,8 @@ pub fn table(groups: &[GroupReport]) -> String {
     // A string takes everything.
     let _ = writeln!(
         out,
-        "\ndevices by IOMMU group (exitless run --device vfio=ADDRESS); unbind none that this host uses itself:"
+        "\ndevices by IOMMU group (exitless run --device vfio=ADDRESS); unbind none that this host \
+         uses itself:"
     );
     for group in groups {
         let _ = writeln!(out, "  group {}", group.id);

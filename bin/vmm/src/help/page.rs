@@ -109,7 +109,8 @@ mod tests {
 
     #[test]
     fn a_text_has_paragraphs_entries_and_lines_that_are_kept() {
-        let text = "Before.\n\nExamples:\n  One:\n    a \\\n      b\n\n    c  d\n  Two: e  f\nExit status:\n  0  good  and\n  1 bad\n";
+        let text = "Before.\n\nExamples:\n  One:\n    a \\\n      b\n\n    c  d\n  Two: e  f\n\
+             Exit status:\n  0  good  and\n  1 bad\n";
         let verbatim =
             |lines: &[&str]| Block::Verbatim(lines.iter().map(|line| (*line).to_owned()).collect());
         let paragraph = |text: &str| Block::Paragraph(text.to_owned());

@@ -67,7 +67,8 @@ impl Host {
             return None;
         };
         Some(format!(
-            "this host has {mib} MiB of swap space and may put pages there that --resident keeps in memory: {NO_HOST_SWAP}"
+            "this host has {mib} MiB of swap space and may put pages there that --resident keeps \
+             in memory: {NO_HOST_SWAP}"
         ))
     }
 }

@@ -172,7 +172,8 @@ fn one_of_each_group(devices: &[(DeviceConfig, Opened)]) -> Result<()> {
         let same = |(_, other): &&(DeviceConfig, Opened)| other.group.id() == opened.group.id();
         if let Some((other, _)) = others.iter().find(same) {
             bail!(
-                "--device vfio={} and vfio={} are in one IOMMU group ({}), which the host cannot tell apart: give the guest one of them",
+                "--device vfio={} and vfio={} are in one IOMMU group ({}), which the host cannot \
+                 tell apart: give the guest one of them",
                 other.address,
                 config.address,
                 opened.group.id()
@@ -230,7 +231,8 @@ fn say_what_is_missing(opened: &Opened) {
     }
     if !opened.device.info().can_reset {
         say!(
-            "device {}: it cannot be reset by itself, so that the next guest finds it as this one leaves it",
+            "device {}: it cannot be reset by itself, so that the next guest finds it as this one \
+             leaves it",
             opened.address
         );
     }
@@ -299,7 +301,8 @@ fn unit_config(options: &UnitOptions, host: &HostIommu) -> Result<vtd::Config> {
     let widths = [AddressWidth::Bits48, AddressWidth::Bits39];
     let Some(width) = widths.into_iter().find(|width| reaches(*width)) else {
         bail!(
-            "the host's IOMMU gives devices addresses up to {:#x}, and a guest's unit has at least {} bits",
+            "the host's IOMMU gives devices addresses up to {:#x}, and a guest's unit has at least \
+             {} bits",
             host.last_iova,
             AddressWidth::Bits39.bits()
         );

@@ -71,7 +71,8 @@ impl Limits {
         let most = self.memory - self.least;
         if bytes > most {
             bail!(
-                "{text} of {} MiB: a guest keeps {} MiB at least, so {} MiB are the most it can do without",
+                "{text} of {} MiB: a guest keeps {} MiB at least, so {} MiB are the most it can do \
+                 without",
                 self.memory >> 20,
                 self.least >> 20,
                 most >> 20

@@ -23,12 +23,14 @@ pub fn place_bars(bus: &PciBus, address_bits: u8, ram_end: u64) -> anyhow::Resul
     let needed = u64::BITS - (high.end - 1).leading_zeros();
     if u32::from(address_bits) < needed {
         bail!(
-            "{full} below 4 GiB, and addresses beyond take {needed} bits, of which this host gives guests {address_bits}"
+            "{full} below 4 GiB, and addresses beyond take {needed} bits, of which this host gives \
+             guests {address_bits}"
         );
     }
     if ram_end > high.start {
         bail!(
-            "{full} below 4 GiB, and --memory reaches into the window beyond, which begins at {:#x}",
+            "{full} below 4 GiB, and --memory reaches into the window beyond, which begins at \
+             {:#x}",
             high.start
         );
     }

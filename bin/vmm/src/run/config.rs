@@ -377,7 +377,8 @@ fn check_remote_beside_devices(
     }
     match remote_options(disks, nets).next() {
         Some(option) => bail!(
-            "{option}: whoever serves it has all of guest RAM in use, and --device behind the emulated VT-d unit keeps \
+            "{option}: whoever serves it has all of guest RAM in use, and --device behind the \
+             emulated VT-d unit keeps \
              memory reclaimable, so the two do not go together yet: add --iommu none"
         ),
         None => Ok(()),

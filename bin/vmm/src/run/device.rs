@@ -155,7 +155,8 @@ impl DeviceConfig {
         keys.finish()?;
         let Some(address) = address else {
             bail!(
-                "--device {text:?} names no device: write vfio=0000:00:04.0 (`exitless doctor` lists \
+                "--device {text:?} names no device: write vfio=0000:00:04.0 (`exitless doctor` \
+                 lists \
                  what this host has)"
             );
         };
@@ -171,7 +172,8 @@ impl DeviceConfig {
         let given = of_iommu.iter().find(|(_, is_given)| *is_given);
         if let (IommuArg::None, Some((key, _))) = (iommu, given) {
             bail!(
-                "--device vfio={address}: {key} is about what the guest maps by its IOMMU, and --iommu none \
+                "--device vfio={address}: {key} is about what the guest maps by its IOMMU, and \
+                 --iommu none \
                  has none: the device reaches all memory from the start"
             );
         }
@@ -257,7 +259,8 @@ pub fn check(args: &RunArgs, ram: RamConfig, locked: &LockedMemory) -> Result<Ve
     ] {
         if is_given && !is_confined {
             bail!(
-                "{option} does not go with --device and --iommu none: the device reaches all of guest memory, so none of it {why}"
+                "{option} does not go with --device and --iommu none: the device reaches all of \
+                 guest memory, so none of it {why}"
             );
         }
     }
@@ -265,7 +268,8 @@ pub fn check(args: &RunArgs, ram: RamConfig, locked: &LockedMemory) -> Result<Ve
         for device in &mut devices {
             if device.dma_before_te {
                 bail!(
-                    "--device vfio={}: dma-before-te does not go with --resident: all of guest memory would be in memory until \
+                    "--device vfio={}: dma-before-te does not go with --resident: all of guest \
+                     memory would be in memory until \
                      the guest has turned translation on",
                     device.address
                 );
@@ -321,7 +325,8 @@ fn address(text: &str) -> Result<String> {
     })();
     parsed.with_context(|| {
         format!(
-            "--device: {text:?} is no PCI address: domain:bus:device.function, as 0000:00:04.0 (`exitless doctor` lists what \
+            "--device: {text:?} is no PCI address: domain:bus:device.function, as 0000:00:04.0 \
+             (`exitless doctor` lists what \
              this host has)"
         )
     })

@@ -98,7 +98,10 @@ impl DiskConfig {
         moved::refuse_misbehave(&keys, &name)?;
         // A socket would have made it a disk of another kind.
         keys.refuse(all_but(&KEYS).filter(|key| *key != "socket"), |key| {
-            format!("for disks that machines share: exitless serve --block {key}=…, and --disk socket=… here")
+            format!(
+                "for disks that machines share: exitless serve --block {key}=…, and --disk \
+                 socket=… here"
+            )
         })?;
         let spec = BlockSpec::take(&mut keys, &KEYS)?;
         let read_only = spec.readonly.unwrap_or(false);

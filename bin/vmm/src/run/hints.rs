@@ -41,7 +41,8 @@ impl HintsConfig {
         };
         if args.iommu != IommuArg::Virtio {
             bail!(
-                "{OPTION} is for --iommu virtio: no other IOMMU is told of mappings before they are used"
+                "{OPTION} is for --iommu virtio: no other IOMMU is told of mappings before they \
+                 are used"
             );
         }
         let mut keys = Keys::parse(OPTION, text)?;
@@ -52,7 +53,8 @@ impl HintsConfig {
         for (key, value) in [("populate", populates), ("cache", caches)] {
             if value == Some(true) && pages_move {
                 bail!(
-                    "{OPTION} {key}=on does not go with --resident: an absent page is the pager's, who is asked for it (gather=on)"
+                    "{OPTION} {key}=on does not go with --resident: an absent page is the pager's, \
+                     who is asked for it (gather=on)"
                 );
             }
         }

@@ -85,11 +85,14 @@ mod tests {
 
     #[test]
     fn the_device_of_a_fault_is_found_in_what_intels_and_amds_drivers_write() {
-        let intel = "3,812,4301,-;DMAR: [DMA Write NO_PASID] Request device [00:02.0] fault addr 0x400000 [fault reason 0x05] x";
+        let intel = "3,812,4301,-;DMAR: [DMA Write NO_PASID] Request device [00:02.0] fault addr \
+             0x400000 [fault reason 0x05] x";
         assert_eq!(device_of(intel), Some("00:02.0"));
-        let amd = "1,2,3,-;vfio-pci 0000:01:00.0: AMD-Vi: Event logged [IO_PAGE_FAULT domain=0x0 address=0x1 flags=0x0]";
+        let amd = "1,2,3,-;vfio-pci 0000:01:00.0: AMD-Vi: Event logged [IO_PAGE_FAULT domain=0x0 \
+             address=0x1 flags=0x0]";
         assert_eq!(device_of(amd), Some("0000:01:00.0"));
-        let amd = "1,2,3,-;AMD-Vi: Event logged [IO_PAGE_FAULT device=0000:01:00.0 domain=0x1 address=0x1 flags=0x0]";
+        let amd = "1,2,3,-;AMD-Vi: Event logged [IO_PAGE_FAULT device=0000:01:00.0 domain=0x1 \
+             address=0x1 flags=0x0]";
         assert_eq!(device_of(amd), Some("0000:01:00.0"));
         for other in [
             "",

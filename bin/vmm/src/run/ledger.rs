@@ -78,7 +78,8 @@ impl<F, M> LedgerSource<F, M> {
         let stats = parts.vcpus.iter().map(statistics_of);
         let stats = stats.collect::<io::Result<_>>().unwrap_or_else(|error| {
             messages::say!(
-                "no statistics of KVM ({error}): the exit ledger has no counts of the kernel's; Linux 5.14 or newer has them"
+                "no statistics of KVM ({error}): the exit ledger has no counts of the kernel's; \
+                 Linux 5.14 or newer has them"
             );
             Vec::new()
         });
@@ -161,13 +162,15 @@ impl<F: Functions, M: PhysMem + Send + 'static> Source for LedgerSource<F, M> {
             let mut histogram = ExitHistogram::new(&threads)
                 .inspect_err(|error| {
                     messages::say!(
-                        "no histograms of exits, which are counted and not told apart by their reasons: {error}"
+                        "no histograms of exits, which are counted and not told apart by their \
+                         reasons: {error}"
                     );
                 })
                 .ok()?;
             let register_pages = self.register_pages.clone();
             if let Err(error) = histogram.locate_page_faults(register_pages, &self.ram) {
-                tracing::warn!(%error, "page faults are not told apart by address: those in memory are unattributed");
+                tracing::warn!(%error, "page faults are not told apart by address: those in memory \
+                     are unattributed");
             }
             if !self.forwarded.is_empty()
                 && let Err(error) =

@@ -347,7 +347,8 @@ fn say_pressed(signal: i32, grace: Duration, is_heard: bool) {
         false => ", which no driver in the guest listens to",
     };
     say!(
-        "signal {signal}: pressed the guest's power button{unheard}; unless it powers off, the machine ends within {} s, or by \
+        "signal {signal}: pressed the guest's power button{unheard}; unless it powers off, the \
+         machine ends within {} s, or by \
          another signal",
         grace.as_secs()
     );
@@ -465,7 +466,8 @@ fn warn_about_cpus(config: &Config) {
     let host = usize::try_from(unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) }).unwrap_or(1);
     if threads > host {
         say!(
-            "warning: {} vCPUs and {} sidecores share {host} host CPUs; exits and times will suffer",
+            "warning: {} vCPUs and {} sidecores share {host} host CPUs; exits and times will \
+             suffer",
             config.cpus,
             config.sidecores
         );

@@ -90,7 +90,8 @@ pub fn main(args: &RunArgs, composition: &Arc<dyn MachineComposition>) -> anyhow
         }
     };
     say!(
-        "the guest asked for a reset, but its machine cannot be started again: {error:#} (--on-reboot exit ends with status 3 instead)"
+        "the guest asked for a reset, but its machine cannot be started again: {error:#} \
+         (--on-reboot exit ends with status 3 instead)"
     );
     Ok(STATUS_NOT_RESTARTED)
 }

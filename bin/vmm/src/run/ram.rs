@@ -68,7 +68,8 @@ impl RamConfig {
     pub fn forbid_huge_pages(&mut self, option: &str) -> Result<()> {
         if self.thp == Some(true) {
             bail!(
-                "--memory …,thp=on does not go with {option}: a huge page of which a device has 4 KiB pinned stays in memory \
+                "--memory …,thp=on does not go with {option}: a huge page of which a device has 4 \
+                 KiB pinned stays in memory \
                  whole (leave thp=on out)"
             );
         }

@@ -97,10 +97,12 @@ pub fn add<F: Functions, M: PhysMem>(
     );
     let other = match is_disk {
         true => {
-            "a seccomp profile has to allow all requests of KVM; a disk that this process serves, --disk path=…, needs none"
+            "a seccomp profile has to allow all requests of KVM; a disk that this process serves, \
+             --disk path=…, needs none"
         }
         false => {
-            "a seccomp profile has to allow all requests of KVM; an interface that this process serves, --net tap=…, needs none"
+            "a seccomp profile has to allow all requests of KVM; an interface that this process \
+             serves, --net tap=…, needs none"
         }
     };
     let all = match &server {
@@ -168,7 +170,8 @@ fn hint(error: &ImportError) -> &'static str {
         ImportError::Queues { .. } => " (ask for fewer queues, or start its server with more)",
         ImportError::QueueSize { .. } => " (ask for less with queue-size=…)",
         ImportError::NotOffered { what } if what.contains("IOMMU") || what.contains("IOVA") => {
-            " (behind the emulated IOMMU its server has to translate, as exitless serve does; others need --iommu none)"
+            " (behind the emulated IOMMU its server has to translate, as exitless serve does; \
+             others need --iommu none)"
         }
         ImportError::Call(_) => " (does something else use it? it serves one machine at a time)",
         _ => "",
@@ -179,10 +182,12 @@ fn hint(error: &ImportError) -> &'static str {
 fn kernel_hint(error: &VhostNetError) -> &'static str {
     match error {
         VhostNetError::Open(_) => {
-            " (modprobe vhost_net brings it, a container has to be given it; --net tap=… without vhost=on needs none)"
+            " (modprobe vhost_net brings it, a container has to be given it; --net tap=… without \
+             vhost=on needs none)"
         }
         VhostNetError::NotOffered { .. } => {
-            " (behind the emulated IOMMU the host needs a kernel from 4.20 on; others need --iommu none)"
+            " (behind the emulated IOMMU the host needs a kernel from 4.20 on; others need --iommu \
+             none)"
         }
         _ => "",
     }

@@ -78,7 +78,8 @@ pub fn socket_path(option: &str, socket: &Path) -> anyhow::Result<PathBuf> {
     let length = socket.as_os_str().as_bytes().len();
     if length == 0 || length > MAX_SOCKET {
         bail!(
-            "{option}: socket {socket:?} has {length} bytes, where a socket's path has 1 to {MAX_SOCKET}"
+            "{option}: socket {socket:?} has {length} bytes, where a socket's path has 1 to \
+             {MAX_SOCKET}"
         );
     }
     Ok(socket.to_owned())

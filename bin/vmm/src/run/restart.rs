@@ -66,7 +66,8 @@ pub fn take_name_back() {
 pub fn again(count: u64) -> anyhow::Error {
     match fs::read_link(PROGRAM) {
         Ok(file) if file.as_os_str().as_bytes().ends_with(b" (deleted)") => say!(
-            "note: the program's file was replaced or removed ({}): the guest goes on under the one it was started with",
+            "note: the program's file was replaced or removed ({}): the guest goes on under the \
+             one it was started with",
             file.display()
         ),
         Ok(_) => {}

@@ -63,7 +63,8 @@ impl UnitOptions {
 pub fn iommu(options: &UnitOptions, hints: Hints, parts: &Parts<'_>) -> Result<Units> {
     if matches!(options.remapping, Remapping::Virtio(_)) {
         messages::say!(
-            "--iommu virtio: the guest's devices do no DMA before it has a driver for virtio-iommu (Linux 6.12 has one, which \
+            "--iommu virtio: the guest's devices do no DMA before it has a driver for virtio-iommu \
+             (Linux 6.12 has one, which \
              belongs into its initramfs: virtio_iommu)"
         );
         let unit = PvIommu::new(pv_iommu::Config {
@@ -116,7 +117,8 @@ fn logged(unit: Unit, at: u64, parts: &Parts<'_>) -> Result<VtdPort> {
 fn sleepless(idle: IdleArg, why: Option<&str>) -> Option<String> {
     let why = why.filter(|_| idle != IdleArg::Poll)?;
     Some(format!(
-        "--iommu-mode shared: the sidecore never sleeps and takes a host CPU, since nothing here could wake it ({why}); \
+        "--iommu-mode shared: the sidecore never sleeps and takes a host CPU, since nothing here \
+         could wake it ({why}); \
          `exitless doctor` says what userfaultfd takes, and --iommu-mode logged needs none"
     ))
 }

@@ -46,7 +46,8 @@ pub fn start(name: String, disk: WorkerDisk, config: WorkerConfig) -> Result<Cag
 fn with_remedy(error: StartError) -> Error {
     match error {
         StartError::Told(_) => anyhow!(
-            "{error} (worker=unconfined goes without a filter of system calls, worker=off without a worker)"
+            "{error} (worker=unconfined goes without a filter of system calls, worker=off without \
+             a worker)"
         ),
         error => error.into(),
     }

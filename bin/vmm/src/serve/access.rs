@@ -96,7 +96,8 @@ impl Access {
             )
             .with_context(|| {
                 format!(
-                    "{} cannot be given to group {group} (whoever is not root has only its own groups to give to)",
+                    "{} cannot be given to group {group} (whoever is not root has only its own \
+                     groups to give to)",
                     at()
                 )
             })?;

@@ -169,7 +169,8 @@ fn check(spec: &BlockSpec) -> Result<BlockConfig> {
     }
     if spec.barriers.is_some() && !matches!(source, Source::Qcow2(_)) {
         bail!(
-            "barriers is for qcow2 images: write format=qcow2 (what else there is has no tables to keep in order)"
+            "barriers is for qcow2 images: write format=qcow2 (what else there is has no tables to \
+             keep in order)"
         );
     }
     if spec.readonly == Some(true) && !is_file {
@@ -310,7 +311,8 @@ fn check_all(config: &Config) -> Result<()> {
     let devices = blocks.len() + config.nets.len();
     if devices == 0 {
         bail!(
-            "there is no device to serve: give --block or --net, or a --config file with [[block]] or [[net]]"
+            "there is no device to serve: give --block or --net, or a --config file with [[block]] \
+             or [[net]]"
         );
     }
     if devices > MAX_DEVICES {
@@ -325,7 +327,8 @@ fn check_all(config: &Config) -> Result<()> {
         let host = host_memory::bytes()?;
         if in_memory > host {
             bail!(
-                "disks of {} MiB in memory (path=ram:…) are more than this host has ({} MiB): make them smaller, or use files",
+                "disks of {} MiB in memory (path=ram:…) are more than this host has ({} MiB): make \
+                 them smaller, or use files",
                 in_memory >> 20,
                 host >> 20
             );

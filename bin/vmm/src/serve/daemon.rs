@@ -158,17 +158,22 @@ fn check_calls() {
     match (never_waits.unwrap_or(false), is_watched) {
         (true, true) => {}
         (true, false) => tracing::warn!(
-            "writes cannot be watched here (a seccomp filter without membarrier or tgkill): each call of a front end takes \
+            "writes cannot be watched here (a seccomp filter without membarrier or tgkill): each \
+             call of a front end takes \
              half a microsecond more"
         ),
         (false, true) => tracing::warn!(
-            "the kernel gives no AIO context, or no preadv2 (CONFIG_AIO, fs.aio-max-nr, a seccomp filter): a front end that \
-             fills the eventfd it is called by, and makes it a blocking one, holds its core for milliseconds and is called no \
+            "the kernel gives no AIO context, or no preadv2 (CONFIG_AIO, fs.aio-max-nr, a seccomp \
+             filter): a front end that \
+             fills the eventfd it is called by, and makes it a blocking one, holds its core for \
+             milliseconds and is called no \
              more (without preadv2 one that empties its kicks can hold it)"
         ),
         (false, false) => tracing::warn!(
-            "the kernel gives no AIO context, or no preadv2 (CONFIG_AIO, fs.aio-max-nr, a seccomp filter), and writes cannot \
-             be watched (membarrier, tgkill): a front end that fills or empties the eventfds it shares, and makes them \
+            "the kernel gives no AIO context, or no preadv2 (CONFIG_AIO, fs.aio-max-nr, a seccomp \
+             filter), and writes cannot \
+             be watched (membarrier, tgkill): a front end that fills or empties the eventfds it \
+             shares, and makes them \
              blocking ones, can hold its core"
         ),
     }
@@ -268,7 +273,8 @@ fn raise_descriptor_limit(config: &Config) {
     let needed = descriptors(config);
     if let Some(current) = current.filter(|&current| current < needed) {
         tracing::warn!(
-            "all devices in use need about {needed} descriptors, and the limit is {current}: front ends beyond that are turned \
+            "all devices in use need about {needed} descriptors, and the limit is {current}: front \
+             ends beyond that are turned \
              away (raise it: ulimit -Hn, LimitNOFILE= of systemd)"
         );
     }

@@ -45,7 +45,8 @@ impl ImagesInUse {
                     _ => format!("backing file {}: ", file.path.display()),
                 };
                 bail!(
-                    "{behind}in use: this process (device {other}) {does} (an image can be shared if all who use it have readonly=on)"
+                    "{behind}in use: this process (device {other}) {does} (an image can be shared \
+                     if all who use it have readonly=on)"
                 );
             }
         }
@@ -200,7 +201,8 @@ fn ram(bytes: u64) -> Result<MemDisk> {
     // here.
     if Vec::<u8>::new().try_reserve_exact(len).is_err() {
         bail!(
-            "a disk of {} MiB in memory: the host does not grant this process so much (ulimit -v, vm.overcommit_memory)",
+            "a disk of {} MiB in memory: the host does not grant this process so much (ulimit -v, \
+             vm.overcommit_memory)",
             bytes >> 20
         );
     }

@@ -244,7 +244,10 @@ fn macs(list: &str) -> Result<Vec<Mac>> {
             .map(Mac);
         let mac = mac.filter(|mac| mac.is_station());
         let mac = mac.with_context(|| {
-            format!("mac is the address of an interface, such as 52:54:00:12:34:56, with + between several, not {text:?}")
+            format!(
+                "mac is the address of an interface, such as 52:54:00:12:34:56, with + between \
+                 several, not {text:?}"
+            )
         })?;
         if !bound.contains(&mac) {
             bound.push(mac);

@@ -40,7 +40,8 @@ pub fn read(path: &Path) -> Result<String> {
         .with_context(|| format!("{} cannot be read", at()))?;
     if bytes.len() as u64 > MOST {
         bail!(
-            "{} has more than {} MiB, and is taken for something else than settings (a disk image?)",
+            "{} has more than {} MiB, and is taken for something else than settings (a disk \
+             image?)",
             at(),
             MOST >> 20
         );
@@ -169,7 +170,8 @@ mod tests {
     fn a_mistake_is_shown_with_its_column_and_the_nearest_name() {
         assert_eq!(
             refused(b"# none\ncolor = 1\n"),
-            "/settings.toml: line 2, column 1: unknown field `color`, expected `colour`; did you mean \"colour\"?\n\
+            "/settings.toml: line 2, column 1: unknown field `color`, expected `colour`; did you \
+             mean \"colour\"?\n\
              2 | color = 1\n  | ^^^^^"
         );
     }

@@ -185,7 +185,8 @@ pub fn prove(device: &mut impl CopyDevice) -> Result<(), String> {
         fill(device, &data)?;
         if drain(device)? != data {
             return Err(format!(
-                "copy {number} through a mapping at {BOUNCE_IOVA:#x} did not come back: the device is no proof of anything"
+                "copy {number} through a mapping at {BOUNCE_IOVA:#x} did not come back: the device \
+                 is no proof of anything"
             ));
         }
     }
@@ -363,7 +364,8 @@ fn hold_physical(device: &mut impl CopyDevice) -> Result<Target, String> {
         device.unmap(HELD_IOVA, PAGE)?;
     }
     Err(format!(
-        "no page of {} lies below {last:#x}: the device needs a wider mask (QEMU: edu,dma_mask=…; here --mask-bits)",
+        "no page of {} lies below {last:#x}: the device needs a wider mask (QEMU: edu,dma_mask=…; \
+         here --mask-bits)",
         CANDIDATES.len()
     ))
 }

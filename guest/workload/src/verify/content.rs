@@ -437,7 +437,8 @@ impl fmt::Display for Wrong {
         let (at, wanted, found) = self.first;
         write!(
             out,
-            "byte {at:#x}: wanted {wanted:#04x}, found {found:#04x} ({} bytes differ, the last {:#x})",
+            "byte {at:#x}: wanted {wanted:#04x}, found {found:#04x} ({} bytes differ, the last \
+             {:#x})",
             self.bytes, self.last
         )
     }

@@ -176,7 +176,8 @@ fn enough_memory(mib: u64) -> Result<(), String> {
         .and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
     match available {
         Some(kib) if kib / 1024 < mib => Err(format!(
-            "{} MiB of memory are available, and {mib} are to be written: take a smaller --mib, or give the guest more",
+            "{} MiB of memory are available, and {mib} are to be written: take a smaller --mib, or \
+             give the guest more",
             kib / 1024
         )),
         _ => Ok(()),
@@ -191,7 +192,8 @@ fn divide(pages: u64, blocks: u64, config: &VerifyConfig) -> Result<Vec<Part>, S
     let (pages, blocks) = (each(pages), each(left.min(BLOCKS_MAX)));
     if blocks < LEAST {
         return Err(format!(
-            "{left} blocks after the first {skip} are too few for {threads} threads, which need {LEAST} each: \
+            "{left} blocks after the first {skip} are too few for {threads} threads, which need \
+             {LEAST} each: \
              take a larger disk, or fewer --threads"
         ));
     }

@@ -4,7 +4,9 @@ use kernel::{Event, Kernel};
 
 mod kernel;
 
-const EXITS: &str = "# event histogram\n#\n# trigger info: hist:keys=isa,exit_reason:vals=hitcount:sort=hitcount:size=2048 [active]\n#\n\n\
+const EXITS: &str = "# event histogram\n#\n\
+     # trigger info: hist:keys=isa,exit_reason:vals=hitcount:sort=hitcount:size=2048 [active]\n#\n\
+     \n\
         { isa:          2, exit_reason:        120 } hitcount:         40\n\
         { isa:          2, exit_reason:        124 } hitcount:        100\n\
         { isa:          2, exit_reason:         96 } hitcount:         21\n\
@@ -86,9 +88,13 @@ fn malformed_rows_are_not_counted() {
 
 #[test]
 fn histograms_of_one_event_are_told_apart_by_their_filters() {
-    let text = "# event histogram\n#\n# trigger info: hist:keys=common_pid:vals=hitcount:sort=hitcount:size=2048 if (common_pid==7)&&((fault_address>=0&&fault_address<4096)) [active]\n#\n\n\
+    let text = "# event histogram\n#\n\
+         # trigger info: hist:keys=common_pid:vals=hitcount:sort=hitcount:size=2048 if \
+         (common_pid==7)&&((fault_address>=0&&fault_address<4096)) [active]\n#\n\n\
         { common_pid:          7 } hitcount:       3586\n\nTotals:\n    Hits: 3586\n\n\n\
-        # event histogram\n#\n# trigger info: hist:keys=common_pid:vals=hitcount:sort=hitcount:size=2048 if (common_pid==7)&&((fault_address>=8192&&fault_address<12288)) [active]\n#\n\n\
+        # event histogram\n#\n\
+        # trigger info: hist:keys=common_pid:vals=hitcount:sort=hitcount:size=2048 if \
+        (common_pid==7)&&((fault_address>=8192&&fault_address<12288)) [active]\n#\n\n\
         { common_pid:          7 } hitcount:       2202\n\nTotals:\n    Hits: 2202\n";
     let [low, high] = [0..4096, 8192..12288].map(|range| triggers::page_faults(&[7], &[range]));
     assert_eq!(total_under(text, &low.filter), 3586);

@@ -60,7 +60,8 @@ pub fn kill_at_random_points(lab: &AssignLab, kills: u64, seed: u64) -> Result<K
     let mut guest = Guest::new(
         Mode::Shared,
         format!(
-            "workload write-pattern {DISK} --bytes {PATTERN} --seed {SEED} && {again} && echo usable $((1+1)) && \
+            "workload write-pattern {DISK} --bytes {PATTERN} --seed {SEED} && {again} && echo \
+             usable $((1+1)) && \
              while workload mixed {DISK} --seconds 20 --depth 8 --skip {BLOCKS}; do :; done"
         ),
     );
@@ -138,7 +139,10 @@ pub fn reclaim_under_load(lab: &AssignLab, seconds: u64, requests: u64) -> Resul
     const MEMORY: u64 = 256;
     const FILLED: u64 = 170;
     let host = lab.host();
-    host.script("lab-load zram && echo 512M >/sys/block/zram0/disksize && mkswap /dev/zram0 && swapon /dev/zram0")?;
+    host.script(
+        "lab-load zram && echo 512M >/sys/block/zram0/disksize && mkswap /dev/zram0 && \
+         swapon /dev/zram0",
+    )?;
     let group = host.script("mktemp -d /sys/fs/cgroup/run.XXXXXX")?;
     let group = group.trim();
     let mut guest = Guest::new(Mode::Shared, SCRIPT);
@@ -152,7 +156,8 @@ pub fn reclaim_under_load(lab: &AssignLab, seconds: u64, requests: u64) -> Resul
     // A request for more than can be reclaimed is no error: the kernel says EAGAIN then. The log
     // has the size before each turn.
     host.script(&format!(
-        "echo $(({full} - {goal})) >{group}/memory.reclaim; cd /root && rm -f enough && : >reclaims; \
+        "echo $(({full} - {goal})) >{group}/memory.reclaim; cd /root && rm -f enough && : \
+         >reclaims; \
          (while [ ! -e enough ]; do read -r now <{group}/memory.current; echo $now >>reclaims; \
          [ $now -le {goal} ] || echo $((now - {goal})) >{group}/memory.reclaim; sleep 0.3; done) \
          </dev/null >/dev/null 2>&1 &"

@@ -216,7 +216,8 @@ impl Case {
             Unmapping::Lazy => "echo DMA-FQ >$t && ",
         };
         Some(format!(
-            "for a in $({devices}); do t=/sys/bus/pci/devices/$a/iommu_group/type; {set}echo group of $a is $(cat $t) || exit 1; done"
+            "for a in $({devices}); do t=/sys/bus/pci/devices/$a/iommu_group/type; {set}echo group \
+             of $a is $(cat $t) || exit 1; done"
         ))
     }
 
@@ -300,23 +301,27 @@ impl Work {
         let disk = "/dev/nvme0n1";
         let deep = |depth: u32, write: &str| {
             format!(
-                "workload deep {disk} --depth {depth} --count {count} --warmup {WARM_UP} --seed {SEED} {write}"
+                "workload deep {disk} --depth {depth} --count {count} --warmup {WARM_UP} --seed \
+                 {SEED} {write}"
             )
         };
         let echo = |depth: u32| {
             format!(
-                "workload udp-echo {peer} --depth {depth} --count {count} --warmup {WARM_UP} --wait-ms 20000"
+                "workload udp-echo {peer} --depth {depth} --count {count} --warmup {WARM_UP} \
+                 --wait-ms 20000"
             )
         };
         match self {
             Self::Write => deep(1, "--write"),
             Self::Read => deep(1, ""),
             Self::Random => format!(
-                "workload reads {disk} --count {count} --warmup {WARM_UP} --random {SEED} --in-place"
+                "workload reads {disk} --count {count} --warmup {WARM_UP} --random {SEED} \
+                 --in-place"
             ),
             Self::Deep => deep(32, ""),
             Self::Sequential => format!(
-                "echo 3 >/proc/sys/vm/drop_caches; workload sequential {disk} --mib {} --iterations 1 --alloc-mib 0 \
+                "echo 3 >/proc/sys/vm/drop_caches; workload sequential {disk} --mib {} \
+                 --iterations 1 --alloc-mib 0 \
                  --seed {SEED} --marker",
                 mib(count)
             ),

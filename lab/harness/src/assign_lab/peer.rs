@@ -126,7 +126,8 @@ impl Guest<'_> {
     fn count(&mut self, requests: u32, write: &str) -> Result<Vec<f64>> {
         let before = counts(self.host)?;
         let command = format!(
-            "workload deep /dev/nvme0n1 --depth 1 --count {requests} --warmup 1 --seed {SEED} --no-markers {write}\n"
+            "workload deep /dev/nvme0n1 --depth 1 --count {requests} --warmup 1 --seed {SEED} \
+             --no-markers {write}\n"
         );
         self.running.write_stdin(command.as_bytes())?;
         self.wait_for("step ended with 0")?;
@@ -170,7 +171,8 @@ pub fn run(lab: &AssignLab, requests: u32) -> Result<[Peer; 2]> {
         anyhow::bail!("QEMU is run in the lab alone");
     };
     host.script(&format!(
-        "mkdir -p {DIR}/lib {DIR}/share; grep -q debugfs /proc/mounts || mount -t debugfs debugfs /sys/kernel/debug"
+        "mkdir -p {DIR}/lib {DIR}/share; grep -q debugfs /proc/mounts || mount -t debugfs debugfs \
+         /sys/kernel/debug"
     ))?;
     install(emulated)?;
     Ok([
@@ -180,7 +182,8 @@ pub fn run(lab: &AssignLab, requests: u32) -> Result<[Peer; 2]> {
 }
 
 fn one(lab: &AssignLab, emulated: &Lab, requests: u32, has_iommu: bool) -> Result<Peer> {
-    const SCRIPT: &str = "stty -echo; echo ready for steps; while read -r line && [ \"$line\" != end ]; do $line; \
+    const SCRIPT: &str = "stty -echo; echo ready for steps; while read -r line && [ \"$line\" != \
+         end ]; do $line; \
                           echo step ended with $?; done";
     let options = match has_iommu {
         true => "intel_iommu=on iommu.strict=1",

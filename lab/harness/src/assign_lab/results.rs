@@ -44,7 +44,8 @@ pub fn lines(boot: &Boot) -> String {
         let per = |value: f64| round(value / f64::from(row.requests));
         let _ = writeln!(
             text,
-            "  {:<16} {:<11} exits {:>6} compared {:>6} registers {:>5} maps {:>5} unmaps {:>5} hits {:>5} of a request",
+            "  {:<16} {:<11} exits {:>6} compared {:>6} registers {:>5} maps {:>5} unmaps {:>5} \
+             hits {:>5} of a request",
             row.policy.name(),
             row.work.name(),
             round(per_io.total),
@@ -152,7 +153,8 @@ const NATIVE: [(&str, &str); 7] = [
 fn native(text: &mut String, object: &Object) {
     let _ = writeln!(
         text,
-        "| TSC cycles, median (min to max of runs) | map, 1 page | unmap, 1 page | map, 32 pages | unmap, 32 pages |"
+        "| TSC cycles, median (min to max of runs) | map, 1 page | unmap, 1 page | map, 32 pages | \
+         unmap, 32 pages |"
     );
     let _ = writeln!(text, "|---|--:|--:|--:|--:|");
     for (part, says) in NATIVE {
@@ -193,9 +195,12 @@ fn native(text: &mut String, object: &Object) {
 pub fn page(object: &Object) -> String {
     let mut text = String::from(
         "# Device assignment: results\n\n\
-         Made by `make bench-assign` from the figures of one run; do not edit. What is done: `lab/harness/src/assign_lab`, `bench/assign`.\n\
-         A stock Debian guest has an NVMe drive and a virtio network card of the lab's host, both behind our emulated VT-d unit. Counts\n\
-         come from the exit ledger; in the lab (an emulated host) time means nothing. Cycles are native, over a kernel that does nothing.\n\n",
+         Made by `make bench-assign` from the figures of one run; do not edit. What is done: \
+         `lab/harness/src/assign_lab`, `bench/assign`.\n\
+         A stock Debian guest has an NVMe drive and a virtio network card of the lab's host, both \
+         behind our emulated VT-d unit. Counts\n\
+         come from the exit ledger; in the lab (an emulated host) time means nothing. Cycles are \
+         native, over a kernel that does nothing.\n\n",
     );
     for (label, key) in [
         ("machine", "machine"),
@@ -221,18 +226,28 @@ pub fn page(object: &Object) -> String {
     native(&mut text, object);
     let _ = writeln!(
         text,
-        "\n## Exits of 1,000 requests\n\nA request is 4 KiB of the drive (`sequential`: through the guest's page cache), or a datagram and its\n\
-         answer. The guest's name says its registers, and how its kernel unmaps (`lazy`: DMA-FQ). A cause with * depends on time.\n\n\
-         A submission is one store, one exit where registers trap. There Linux also reads the fault status while it waits, an exit each,\n\
-         so that it takes the more of them the longer the host's call takes: `trap` has more than one exit for a map or an unmap.\n"
+        "\n## Exits of 1,000 requests\n\n\
+         A request is 4 KiB of the drive (`sequential`: through the guest's page cache), or a \
+         datagram and its\n\
+         answer. The guest's name says its registers, and how its kernel unmaps (`lazy`: DMA-FQ). \
+         A cause with * depends on time.\n\n\
+         A submission is one store, one exit where registers trap. There Linux also reads the \
+         fault status while it waits, an exit each,\n\
+         so that it takes the more of them the longer the host's call takes: `trap` has more than \
+         one exit for a map or an unmap.\n"
     );
     table(&mut text, object, &EXITS);
     let _ = writeln!(
         text,
-        "\n## Calls, pages and stale mappings\n\nCalls and invalidations of 1,000 requests, of both devices; pages of 4 KiB and stale mappings of the device that\n\
-         works: *ended* are mappings that the unmap calls ended, *stale most* and *oldest* since the policy was set, beside what it\n\
-         allows. Where there is no IOMMU all memory is pinned. Stale mappings may be 10 s old here, since the lab is slow: numbers bound them.\n\
-         A read returns to the same buffer, so an optimistic host finds it again; each write is from another page, at the same IOVA.\n"
+        "\n## Calls, pages and stale mappings\n\n\
+         Calls and invalidations of 1,000 requests, of both devices; pages of 4 KiB and stale \
+         mappings of the device that\n\
+         works: *ended* are mappings that the unmap calls ended, *stale most* and *oldest* since \
+         the policy was set, beside what it\n\
+         allows. Where there is no IOMMU all memory is pinned. Stale mappings may be 10 s old \
+         here, since the lab is slow: numbers bound them.\n\
+         A read returns to the same buffer, so an optimistic host finds it again; each write is \
+         from another page, at the same IOVA.\n"
     );
     table(&mut text, object, &CALLS);
     peer(&mut text, object);
@@ -247,8 +262,11 @@ fn peer(text: &mut String, object: &Object) {
     }
     let _ = writeln!(
         text,
-        "\n## QEMU beside\n\nIts `intel-iommu` in caching mode (registers trap) and `vfio-pci`, the same drive, kernel and initramfs, in the same lab: exits\n\
-         of one request as KVM counts them for the whole guest; an access to a register is one of `mmio_exits`.\n"
+        "\n## QEMU beside\n\n\
+         Its `intel-iommu` in caching mode (registers trap) and `vfio-pci`, the same drive, kernel \
+         and initramfs, in the same lab: exits\n\
+         of one request as KVM counts them for the whole guest; an access to a register is one of \
+         `mmio_exits`.\n"
     );
     if !reason.is_empty() {
         let _ = writeln!(

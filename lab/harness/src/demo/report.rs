@@ -52,7 +52,8 @@ pub fn failures(figures: &Figures, text: &mut String) {
 pub fn table(figures: &Figures, windows: &ColumnWindows, adaptive: &ColumnWindows) -> String {
     let number = |key: &str| figures.number(key);
     let mut text = format!(
-        "\nExits per 4 KiB read: {} reads a window, medians of {} windows, in which guests take turns\n{}",
+        "\nExits per 4 KiB read: {} reads a window, medians of {} windows, in which guests take \
+         turns\n{}",
         number("reads_per_window"),
         number("windows"),
         conditions(figures),

@@ -171,7 +171,8 @@ fn summarize(figures: &mut Figures, workload: &Workload, windows: &ColumnWindows
 
 fn table(figures: &Figures, of: &[ColumnWindows; WORKLOADS.len()]) -> String {
     let mut text = format!(
-        "\nExits of requests that meet a guest awake: {} requests a window, medians of {} windows\n{}",
+        "\nExits of requests that meet a guest awake: {} requests a window, medians of {} windows\n\
+         {}",
         figures.number("requests_per_window"),
         figures.number("windows"),
         report::conditions(figures),
@@ -185,7 +186,8 @@ fn table(figures: &Figures, of: &[ColumnWindows; WORKLOADS.len()]) -> String {
         windows.table(&mut text, &report::title(figures, what), &[]);
     }
     text.push_str(&format!(
-        "\n  {}\n  data verified in both directions   {}\n  wall clock                         {} s\n",
+        "\n  {}\n  data verified in both directions   {}\n  wall clock                         {} \
+         s\n",
         report::defaults(figures),
         report::yes(figures, "data_verified"),
         figures.number("wall_s"),

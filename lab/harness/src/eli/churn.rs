@@ -26,10 +26,12 @@ const REBIND: Churn = Churn {
     name: "driver unbound and bound 8 times",
     kernel: "",
     cpus: 1,
-    script: "f=$(basename $(readlink -f /sys/class/nvme/nvme0/device)); ok=0; for i in 1 2 3 4 5 6 7 8; do \
+    script: "f=$(basename $(readlink -f /sys/class/nvme/nvme0/device)); ok=0; for i in 1 2 3 4 5 6 \
+         7 8; do \
              echo $f > /sys/bus/pci/drivers/nvme/unbind; echo $f > /sys/bus/pci/drivers/nvme/bind; \
              n=0; until [ -b /dev/nvme0n1 ] || [ $n = 100 ]; do sleep 0.1; n=$((n+1)); done; \
-             workload check-pattern /dev/nvme0n1 --bytes 819200 && ok=$((ok+1)); done; echo rebound=$ok; [ $ok = 8 ]",
+             workload check-pattern /dev/nvme0n1 --bytes 819200 && ok=$((ok+1)); done; echo \
+             rebound=$ok; [ $ok = 8 ]",
     proof: "rebound=8",
 };
 
@@ -67,8 +69,10 @@ const REPLUG: Churn = Churn {
     kernel: "",
     cpus: 2,
     script: "f=/sys/devices/system/cpu/cpu1/online; ok=0; for i in 1 2 3; do \
-             echo 0 > $f; [ $(nproc) = 1 ] && workload check-pattern /dev/nvme0n1 --bytes 819200 && \
-             echo 1 > $f && [ $(nproc) = 2 ] && taskset 2 workload check-pattern /dev/nvme0n1 --bytes 819200 && ok=$((ok+1)); done; \
+             echo 0 > $f; [ $(nproc) = 1 ] && workload check-pattern /dev/nvme0n1 --bytes 819200 \
+             && \
+             echo 1 > $f && [ $(nproc) = 2 ] && taskset 2 workload check-pattern /dev/nvme0n1 \
+             --bytes 819200 && ok=$((ok+1)); done; \
              echo replugged=$ok; [ $ok = 3 ]",
     proof: "replugged=3",
 };
@@ -128,11 +132,14 @@ pub fn moved(machine: &Machine, mode: Mode, iommu: bool) -> Result<Moved> {
     // Linux permits the move of a message that serves all queues; the message of a single queue
     // stays with its processor.
     let script = format!(
-        "n=$(grep nvme0q /proc/interrupts | cut -d: -f1 | tr -d ' '); grep nvme0q /proc/interrupts; \
-         (workload reads /dev/nvme0n1 --count {READS} --warmup {WARMUP} --in-place --pause-us 300; echo $? > /tmp/read) & \
+        "n=$(grep nvme0q /proc/interrupts | cut -d: -f1 | tr -d ' '); grep nvme0q \
+         /proc/interrupts; \
+         (workload reads /dev/nvme0n1 --count {READS} --warmup {WARMUP} --in-place --pause-us 300; \
+         echo $? > /tmp/read) & \
          i=0; m=0; sleep 0.2; while [ ! -e /tmp/read ]; do i=$((i+1)); c=$((i%2)); \
          echo $c > /proc/irq/$n/smp_affinity_list; sleep 0.1; \
-         [ $(cat /proc/irq/$n/effective_affinity_list) = $c ] && [ ! -e /tmp/read ] && m=$((m+1)); done; \
+         [ $(cat /proc/irq/$n/effective_affinity_list) = $c ] && [ ! -e /tmp/read ] && m=$((m+1)); \
+         done; \
          wait; grep nvme0q /proc/interrupts; echo moved=$m; [ $(cat /tmp/read) = 0 ]"
     );
     let boot = Boot {

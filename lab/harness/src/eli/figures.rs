@@ -156,7 +156,8 @@ impl Figures {
             round(spread),
         );
         let line = format!(
-            "exits per 1,000 in mode {}: {found:.2} {name}, {wanted:.2} {other}, which are {spread:.2} apart by themselves",
+            "exits per 1,000 in mode {}: {found:.2} {name}, {wanted:.2} {other}, which are \
+             {spread:.2} apart by themselves",
             run.mode.option()
         );
         self.say(&format!("  {line}"));

@@ -252,7 +252,8 @@ fn beside(name: &str) -> Result<PathBuf> {
     let path = directory.join(name);
     ensure!(
         path.is_file(),
-        "there is no {name} beside this program, in {}: `make build` makes it, `--hypervisor IMAGE` names another",
+        "there is no {name} beside this program, in {}: `make build` makes it, `--hypervisor \
+         IMAGE` names another",
         directory.display()
     );
     Ok(path)

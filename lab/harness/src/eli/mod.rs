@@ -268,7 +268,10 @@ fn beside_iommu(machine: &Machine, reads: u64, figures: &mut Figures) {
 /// Measures exits by the rate of interrupts, and for interrupts that the guest sends itself.
 fn rates(machine: &Machine, figures: &mut Figures) {
     const READS: u64 = 1000;
-    figures.say("\nexits per 1,000 interrupts by what is computed before each read, all of them (with ticks)");
+    figures.say(
+        "\nexits per 1,000 interrupts by what is computed before each read, all of them \
+         (with ticks)",
+    );
     for mode in [Mode::Baseline, Mode::Delivery, Mode::Eli] {
         let mut line = format!("  {:<12}", mode.option());
         for pause_us in RATES {
@@ -354,7 +357,8 @@ fn moved(machine: &Machine, args: &EliArgs, figures: &mut Figures) {
         );
         if let Some(moved) = figures.claim_ok(&what, churn::moved(machine, mode, iommu)) {
             figures.say(&format!(
-                "  affinity moved {} times in mode {}: {:?} interrupts by processor, {} lost or double",
+                "  affinity moved {} times in mode {}: {:?} interrupts by processor, {} lost or \
+                 double",
                 moved.moves,
                 mode.option(),
                 moved.by_cpu,

@@ -156,7 +156,8 @@ pub fn reads(machine: &Machine, mode: Mode, work: &Work) -> Result<Figures> {
     let read = |cpu: u32| {
         let bits = 1 << cpu;
         format!(
-            "taskset {bits} workload reads /dev/nvme0n1 --count {each} --warmup {WARMUP} --in-place --pause-us {pause_us} && "
+            "taskset {bits} workload reads /dev/nvme0n1 --count {each} --warmup {WARMUP} \
+             --in-place --pause-us {pause_us} && "
         )
     };
     let read: String = (0..cpus).map(read).collect();

@@ -33,7 +33,8 @@ struct Found {
 /// Compares both modes with their bars.
 pub fn compare(machine: &Machine, reads: u64, figures: &mut Figures) {
     figures.say(&format!(
-        "\nblock function in memory, polled by a core: {reads} verified reads, Linux {}, exits per 1,000",
+        "\nblock function in memory, polled by a core: {reads} verified reads, Linux {}, exits per \
+         1,000",
         machine.kernel()
     ));
     for mode in Mode::POLLING {
@@ -57,7 +58,8 @@ fn tell(mode: Mode, found: &Found, figures: &mut Figures) {
     let before = found.before_handler as f64 / found.reads as f64;
     let ticks = found.ticks as f64 * 1000.0 / found.reads as f64;
     figures.say(&format!(
-        "  {option:<12}{exits:>10.2} for completions, {before:.3} of each before its handler; apart from these {ticks:.1} ticks"
+        "  {option:<12}{exits:>10.2} for completions, {before:.3} of each before its handler; \
+         apart from these {ticks:.1} ticks"
     ));
     figures.set(&format!("exits_per_1000_pv_{key}"), round(exits));
     figures.set(
@@ -81,7 +83,11 @@ fn tell(mode: Mode, found: &Found, figures: &mut Figures) {
     );
     figures.claim(&format!("mode {option}: no ring broke"), found.broken == 0);
     figures.claim(
-        &format!("mode {option}: the I/O core served {served} requests, {} of them reads, and sent {sent} interrupts", found.asked),
+        &format!(
+            "mode {option}: the I/O core served {served} requests, {} of them reads, and sent \
+             {sent} interrupts",
+            found.asked
+        ),
         served >= found.asked && sent >= found.asked,
     );
     match mode {
@@ -101,7 +107,8 @@ fn tell(mode: Mode, found: &Found, figures: &mut Figures) {
 fn run(machine: &Machine, mode: Mode, reads: u64) -> Result<Found> {
     const NAME: &str = "virtio0-req.0";
     let script = format!(
-        "grep {NAME} /proc/interrupts; workload reads /dev/vda --count {reads} --warmup {WARMUP} --in-place \
+        "grep {NAME} /proc/interrupts; workload reads /dev/vda --count {reads} --warmup {WARMUP} \
+         --in-place \
          && grep {NAME} /proc/interrupts"
     );
     let ran = {

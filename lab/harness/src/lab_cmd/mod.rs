@@ -20,7 +20,8 @@ use lab::{Lab, LabConfig, LabError, Running, Stream};
 use crate::system::programs::Programs;
 
 /// Note on an error that may be the emulated processor's. The lab's README lists the known ones.
-const MAY_BE_THE_LABS: &str = "this may be a fault of the emulated processor, which now and then takes an interrupt when it must not, and not of \
+const MAY_BE_THE_LABS: &str = "this may be a fault of the emulated processor, which now and then \
+     takes an interrupt when it must not, and not of \
      the guest or of exitless: try again (lab/README.md, «What QEMU gets wrong»)";
 
 /// A day: an interactive session ends when its user wants.
@@ -479,8 +480,10 @@ mod tests {
 
     #[test]
     fn processor_faults_are_distinguished_from_a_guests_own_end() {
-        let ended = "exitless: vCPU 1: triple fault (on AMD the registers are those after a reset)\n  rip 0\n";
-        let panicked = "[   57.2] Kernel panic - not syncing: Fatal exception in interrupt\n[   57.3] Kernel Offset: disabled";
+        let ended = "exitless: vCPU 1: triple fault (on AMD the registers are those after a \
+             reset)\n  rip 0\n";
+        let panicked = "[   57.2] Kernel panic - not syncing: Fatal exception in interrupt\n\
+             [   57.3] Kernel Offset: disabled";
         assert!(is_processors_fault(ended) && is_processors_fault(panicked));
         assert!(!is_processors_fault("exitless: the guest powered off\n"));
         assert!(!is_processors_fault(

@@ -45,7 +45,8 @@ pub fn measure(
         figures.put(name, json!(each));
         figures.write(report)?;
         told += &format!(
-            "  {name}: {bounced} copies to and from bounce buffers in {READS} reads (Linux {KERNEL}, swiotlb=force)\n"
+            "  {name}: {bounced} copies to and from bounce buffers in {READS} reads (Linux \
+             {KERNEL}, swiotlb=force)\n"
         );
     }
     Ok(told)
@@ -61,11 +62,14 @@ fn run(host: &Host, name: &str) -> Result<u64> {
     // The kernel's log shows that it has the buffers; the counted events lie between the lines that
     // `workload` has written.
     let script = format!(
-        "dmesg | grep 'Using software bounce buffering' && mount -t tracefs t /sys/kernel/tracing && cd /sys/kernel/tracing && \
+        "dmesg | grep 'Using software bounce buffering' && mount -t tracefs t /sys/kernel/tracing \
+         && cd /sys/kernel/tracing && \
          echo 1 > events/swiotlb/swiotlb_bounced/enable && \
-         workload reads {disk} --in-place --count {READS} --warmup {WARMUP} --trace && echo 0 > tracing_on && \
+         workload reads {disk} --in-place --count {READS} --warmup {WARMUP} --trace && echo 0 > \
+         tracing_on && \
          sed -n '/workload marker 1/,/workload marker 2/p' trace > /tmp/window && \
-         echo marks $(grep -c 'workload marker' /tmp/window) && echo bounced $(grep -c swiotlb_bounced: /tmp/window)"
+         echo marks $(grep -c 'workload marker' /tmp/window) && echo bounced $(grep -c \
+         swiotlb_bounced: /tmp/window)"
     );
     let mut guest = Guest::new(mode, script);
     guest.driver = driver;

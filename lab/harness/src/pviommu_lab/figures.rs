@@ -171,7 +171,8 @@ impl Figures {
     /// Renders requests and exits of each read, a line for each row.
     pub fn table(&self) -> String {
         let mut text = format!(
-            "for each 4 KiB read, Linux 6.12, 1 vCPU ({})\n  {:<18}{:>8}{:>8}{:>8}{:>9}{:>9} | {:>9}{:>9} with 512 pages\n",
+            "for each 4 KiB read, Linux 6.12, 1 vCPU ({})\n  {:<18}{:>8}{:>8}{:>8}{:>9}{:>9} | \
+             {:>9}{:>9} with 512 pages\n",
             self.host, "", "map", "unmap", "kicks", "invalid.", "exits *", "requests", "kicks"
         );
         for (name, [one, many]) in &self.rows {

@@ -221,8 +221,10 @@ fn waits(host: &Host, row: &Row) -> Result<Counts> {
     let queue = disk.replace("/dev/", "/sys/block/") + "/queue";
     let vm = "/proc/sys/vm";
     let script = format!(
-        "echo 0 > {vm}/dirty_writeback_centisecs; echo 90 > {vm}/dirty_ratio; echo 80 > {vm}/dirty_background_ratio; \
-         echo 4 > {queue}/max_sectors_kb; exec 9<>{disk} && dd if=/dev/urandom of={disk} bs=64k count={} 2>/dev/null && \
+        "echo 0 > {vm}/dirty_writeback_centisecs; echo 90 > {vm}/dirty_ratio; echo 80 > \
+         {vm}/dirty_background_ratio; \
+         echo 4 > {queue}/max_sectors_kb; exec 9<>{disk} && dd if=/dev/urandom of={disk} bs=64k \
+         count={} 2>/dev/null && \
          dd if=/dev/zero of=/tmp/others bs=1M count={OTHERS} 2>/dev/null && \
          workload marker 1 && sync && workload marker 2",
         PAGES / 16
@@ -276,7 +278,8 @@ fn removed(rows: &[Measured]) -> Vec<(String, f64)> {
 
 fn table(rows: &[Measured]) -> String {
     let mut text = format!(
-        "\nfor 1,000 reads into new pages (hopt_gather…: pages written that were absent)\n  {:<18}{:>10}{:>10}{:>10}{:>10}{:>12}\n",
+        "\nfor 1,000 reads into new pages (hopt_gather…: pages written that were absent)\n  \
+         {:<18}{:>10}{:>10}{:>10}{:>10}{:>12}\n",
         "", "faults", "waits", "maps", "asked for", "MiB ahead"
     );
     for (name, counts) in rows {

@@ -70,7 +70,8 @@ impl Late {
     pub fn table(&self) -> String {
         let line = |(name, counts): &(&str, Counts)| {
             format!(
-                "  late accesses, {name}: {} of {} blocked after limit and period; before, {} of {} went through, \
+                "  late accesses, {name}: {} of {} blocked after limit and period; before, {} of \
+                 {} went through, \
                  the oldest after {} ms; not waited for, {} of {}\n",
                 counts.late_blocked,
                 counts.late_blocked + counts.late_allowed,

@@ -266,7 +266,10 @@ fn run(host: &Host, row: &Row, report: &Path) -> Result<Vec<(&'static Work, Wind
         let step = guest.run(&format!("workload {command} {wait} {trace}"));
         step.with_context(|| work.name)?;
         if row.is_traced() {
-            let counts = guest.run("grep -E '^(stale|evic|expi|live|hits|shared|misses)' /sys/kernel/debug/exitless-iommu/stats")?;
+            let counts = guest.run(
+                "grep -E '^(stale|evic|expi|live|hits|shared|misses)' \
+                 /sys/kernel/debug/exitless-iommu/stats",
+            )?;
             eprintln!(
                 "pviommu-lab: {}, {}: {}",
                 row.name,
@@ -365,7 +368,8 @@ fn removed(rows: &[Measured]) -> Vec<(String, f64)> {
 fn table(rows: &[Measured]) -> String {
     let removed = removed(rows);
     let mut text = format!(
-        "\nfor each MiB of a stream, each read, each transaction of the others\n  {:<12}{:<16}{:>9}{:>9}{:>9}{:>9}{:>11}\n",
+        "\nfor each MiB of a stream, each read, each transaction of the others\n  \
+         {:<12}{:<16}{:>9}{:>9}{:>9}{:>9}{:>11}\n",
         "", "", "map", "unmap", "kicks", "exits *", "removed, %"
     );
     for work in DISK.iter().chain(&NETWORK) {

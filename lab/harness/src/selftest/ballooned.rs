@@ -37,7 +37,8 @@ enum Memory {
 /// Returns a shell loop that ends when /proc/vmstat's `key` is at least `pages`.
 fn until(key: &str, pages: u64) -> String {
     format!(
-        "n=0; until grep {key} /proc/vmstat | (read k v; [ $v -ge {pages} ]); do n=$((n+1)); [ $n -lt 400 ] || exit 9; sleep 0.2; done"
+        "n=0; until grep {key} /proc/vmstat | (read k v; [ $v -ge {pages} ]); do n=$((n+1)); [ $n \
+         -lt 400 ] || exit 9; sleep 0.2; done"
     )
 }
 
@@ -57,7 +58,8 @@ fn live(mode: Mode, memory: Memory) -> Case {
         host.put("target", format!("{big}M").as_bytes())?;
         // A second of statistics before the last word.
         let script = format!(
-            "{} && grep -E ^Mem /proc/meminfo && echo it is full && {} && sleep 5 && grep -E ^Mem /proc/meminfo && \
+            "{} && grep -E ^Mem /proc/meminfo && echo it is full && {} && sleep 5 && grep -E ^Mem \
+             /proc/meminfo && \
              dmesg | grep -iE 'balloo[n]|DMA[R]: .DMA' | head -5; grep balloon /proc/vmstat",
             until("balloon_inflate", big * MIB),
             until("balloon_deflate", (big - small) * MIB)

@@ -182,7 +182,8 @@ fn entropy(machine: Machine) -> Case {
         let draw =
             "dd if=/dev/hwrng bs=64 count=1536 2>&1 >/drawn | grep -F 1536+0 && md5sum /drawn";
         let script = format!(
-            "cd /sys/bus/virtio/drivers/virtio_rng && cat /sys/class/misc/hw_random/rng_current && {draw} && \
+            "cd /sys/bus/virtio/drivers/virtio_rng && cat /sys/class/misc/hw_random/rng_current && \
+             {draw} && \
              device=$(ls -d virtio*) && echo $device >unbind && echo $device >bind && {draw} && \
              gzip -c /drawn | wc -c"
         );
@@ -351,7 +352,8 @@ fn serve_and_kill(
 fn remote_disk(kills: u32) -> Case {
     Case::new(
         format!(
-            "a disk served by another process, killed {kills} times under verified I/O, beside a read-only one of 4 KiB \
+            "a disk served by another process, killed {kills} times under verified I/O, beside a \
+             read-only one of 4 KiB \
              blocks: none, 2 vCPU"
         ),
         move |host| {
@@ -400,7 +402,8 @@ fn remote_disk_behind(machine: Machine, kills: u32) -> Case {
         move |host| {
             let seconds = 2 + kills;
             let script = format!(
-                "{} && echo now mixed && workload mixed /dev/vda --seconds {seconds} --seed 9 --depth 4",
+                "{} && echo now mixed && workload mixed /dev/vda --seconds {seconds} --seed 9 \
+                 --depth 4",
                 check_pattern("/dev/vda"),
             );
             host.put("behind.img", &workloads::pattern(SEED)[..2 * MIB])?;
@@ -435,7 +438,8 @@ fn idle() -> Case {
             // Long, compared with the polling after the last work: the policy polls for ten times
             // the cost of arming before it sleeps, which is 0.1 s on an emulated processor (and
             // less once it has learnt that idle periods are long).
-            let script = "workload reads /dev/vda --count 50 --no-markers && sleep 1 && workload idle --seconds 30";
+            let script = "workload reads /dev/vda --count 50 --no-markers && sleep 1 && workload \
+                 idle --seconds 30";
             let mut guest = with_disk(Guest::new(Mode::Shared, script), host, "")?;
             guest.idle = "adaptive";
             let outcome = guest.run(host)?;

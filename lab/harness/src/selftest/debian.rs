@@ -391,7 +391,8 @@ mod tests {
 
     #[test]
     fn case_fails_without_its_jobs_output() {
-        let booted = "debian login: exitless-guest: state running, up 61.20 s, 6.1.0-56-amd64, 2 CPU\r\n\
+        let booted = "debian login: exitless-guest: state running, up 61.20 s, 6.1.0-56-amd64, 2 \
+             CPU\r\n\
                       exitless-guest: DMA domain TLB invalidation policy: lazy mode\r\n";
         let verified = "exitless-guest: fio verified: (groupid=0, jobs=1): err= 0: pid=400\r\n\
                         exitless-guest: fio read: IOPS=9\r\nexitless-guest: fio write: IOPS=8\r\n";

@@ -26,7 +26,8 @@ const NOTIFIED: f64 = 0.1;
 /// Case in which the guest rings for a daemon that sleeps, and not for one that polls.
 fn doorbells() -> Case {
     Case::new(
-        "TCP and UDP of a network device served by another process over TAP: no doorbell exits when it polls: none, 1 vCPU",
+        "TCP and UDP of a network device served by another process over TAP: no doorbell exits \
+         when it polls: none, 1 vCPU",
         |host| {
             if matches!(host, Host::Native(_)) {
                 return Ok("skipped: making a TAP interface takes privileges on this host".into());
@@ -83,7 +84,8 @@ fn doorbells_of(round: &Round, mover: Mover, work: Work) -> Result<f64> {
 fn pings(mode: Mode, pings: u32) -> Case {
     Case::new(
         format!(
-            "{pings} pings over a network device served by another process, none lost: {}, 1 vCPU, strict",
+            "{pings} pings over a network device served by another process, none lost: {}, 1 vCPU, \
+             strict",
             mode.name()
         ),
         move |host| {

@@ -78,7 +78,8 @@ fn reboots(machine: Machine, restarts: u32) -> Case {
         let script = format!(
             "n=$(head -c 1 /dev/vdb | tr '\\000' 0); \
              workload check-pattern /dev/vda --bytes {BYTES} --seed 5$n || exit 1; n=$((n+1)); \
-             workload write-pattern /dev/vda --bytes {BYTES} --seed 5$n || exit 1; [ $n = {boots} ] && exit 0; \
+             workload write-pattern /dev/vda --bytes {BYTES} --seed 5$n || exit 1; [ $n = {boots} \
+             ] && exit 0; \
              printf $n | dd of=/dev/vdb conv=notrunc,fsync && reboot -f"
         );
         let mut guest = machine.guest(&script);

@@ -129,7 +129,8 @@ fn io(driver: Driver, kernel: Option<Version>, cpus: u32, is_strict: bool, secon
         _ => "",
     };
     let name = format!(
-        "verified I/O for {seconds} s, ping and UDP echo; then rogue DMA, unmapped and read-only, is \
+        "verified I/O for {seconds} s, ping and UDP echo; then rogue DMA, unmapped and read-only, \
+         is \
          blocked and the event queue says so: virtio, {}, {cpus} vCPU{policy}",
         described(driver, kernel)
     );
@@ -167,7 +168,8 @@ fn late(policy: Policy, kernel: Option<Version>) -> Case {
         late: 50,
     };
     let name = format!(
-        "late accesses to released buffers, at {} ms or later, are blocked, by the host's count: virtio, {}",
+        "late accesses to released buffers, at {} ms or later, are blocked, by the host's count: \
+         virtio, {}",
         policy.late_ms(),
         described(policy.driver, kernel)
     );
@@ -196,7 +198,8 @@ fn muted(driver: Driver, kernel: Option<Version>) -> Case {
     /// makes.
     const REQUESTS: u64 = 2_000;
     let name = format!(
-        "an IOMMU that is silent for 10 s under I/O leaves the processor usable, and I/O resumes: virtio, {}",
+        "an IOMMU that is silent for 10 s under I/O leaves the processor usable, and I/O resumes: \
+         virtio, {}",
         described(driver, kernel)
     );
     Case::new(name, move |host| {
@@ -208,7 +211,8 @@ fn muted(driver: Driver, kernel: Option<Version>) -> Case {
         let script = format!(
             "mount -t debugfs d /sys/kernel/debug; \
              of() {{ grep \"^$1 \" /sys/kernel/debug/exitless-iommu/stats | cut -d' ' -f2; }}; \
-             as() {{ n=0; while [ $(of $1) $2 0 ] && [ $n -lt 300 ]; do usleep 100000; n=$((n+1)); done; }}; \
+             as() {{ n=0; while [ $(of $1) $2 0 ] && [ $n -lt 300 ]; do usleep 100000; n=$((n+1)); \
+             done; }}; \
              ticks() {{ set -- $(head -n 1 /proc/stat); echo $(($2+$3+$4+$5+$6+$7+$8)); }}; \
              user() {{ cut -d' ' -f14 /proc/$spin/stat; }}; \
              echo 0 > /sys/module/exitless_iommu/parameters/quota; \
@@ -216,8 +220,10 @@ fn muted(driver: Driver, kernel: Option<Version>) -> Case {
              workload mixed {disk} --seconds 25 --seed 5 --depth 4 > /tmp/io & io=$!; \
              as suspect -eq; u=$(user); t=$(ticks); \
              while [ $(of suspect) = 1 ]; do sleep 2; done; u=$(($(user)-u)); t=$(($(ticks)-t)); \
-             wait $io; r=$?; kill $spin; cat /tmp/io; as quarantined -ne; echo muted user=$u; echo muted ticks=$t; \
-             for i in timeouts resumed quarantined suspect; do echo muted $i=$(of $i); done; [ $r = 0 ]"
+             wait $io; r=$?; kill $spin; cat /tmp/io; as quarantined -ne; echo muted user=$u; echo \
+             muted ticks=$t; \
+             for i in timeouts resumed quarantined suspect; do echo muted $i=$(of $i); done; [ $r \
+             = 0 ]"
         );
         let mut guest = with_disk(guest(driver, 1, true, &script), host, "")?;
         guest.faults.push(format!("iommu:mute=10000@{REQUESTS}"));

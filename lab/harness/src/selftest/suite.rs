@@ -209,7 +209,8 @@ pub fn main(args: &SelftestArgs) -> Result<u8> {
 fn nothing_selected<'a>(text: &str, names: impl Iterator<Item = &'a str>) -> anyhow::Error {
     let names: Vec<&str> = names.collect();
     anyhow!(
-        "--only {text:?} selects no case (--soak, --debian and --episodes have others); there are\n  {}",
+        "--only {text:?} selects no case (--soak, --debian and --episodes have others); there \
+         are\n  {}",
         names.join("\n  ")
     )
 }
@@ -356,7 +357,8 @@ impl Shared<'_> {
                                 && locked(self.tally).may_repeat(&case.name)
                             {
                                 println!(
-                                    "again   {}: {suspicion}, which may be the emulator's doing\n{error:#}",
+                                    "again   {}: {suspicion}, which may be the emulator's doing\n\
+                                     {error:#}",
                                     case.name
                                 );
                                 locked(&self.jobs).push_front(Job::Case(case));

@@ -160,8 +160,10 @@ fn sequential(load: Load) -> Case {
     let run = move |host: &Host| {
         host.put_zeroes("read.img", u64::from(file) << 20)?;
         let script = format!(
-            "workload write-pattern /dev/vda --bytes {} --seed {SEED} && workload age --mib {age} && \
-             workload sequential /dev/vda --mib {file} --iterations {iterations} --alloc-mib {alloc} --seed {SEED} --marker",
+            "workload write-pattern /dev/vda --bytes {} --seed {SEED} && workload age --mib {age} \
+             && \
+             workload sequential /dev/vda --mib {file} --iterations {iterations} --alloc-mib \
+             {alloc} --seed {SEED} --marker",
             file << 20
         );
         let store = format!("path={},size=256M", host.path("swap.img"));

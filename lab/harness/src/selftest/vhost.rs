@@ -65,9 +65,11 @@ impl Peer {
     fn script(&self) -> String {
         let sum = &self.sum;
         format!(
-            "ip link set eth0 up && ip addr add 192.168.9.2/24 dev eth0 && ping -c 5 -s 1400 -W 5 {HOST_IP} && \
+            "ip link set eth0 up && ip addr add 192.168.9.2/24 dev eth0 && ping -c 5 -s 1400 -W 5 \
+             {HOST_IP} && \
              dd if=/dev/urandom of=/tmp/sent bs=1k count={KIB} 2>/dev/null && \
-             [ \"$(nc {HOST_IP} {TAKES} </tmp/sent)\" = \"$(md5sum </tmp/sent)\" ] && echo sent ok && \
+             [ \"$(nc {HOST_IP} {TAKES} </tmp/sent)\" = \"$(md5sum </tmp/sent)\" ] && echo sent ok \
+             && \
              [ \"$(nc {HOST_IP} {GIVES} </dev/null | md5sum)\" = \"{sum}\" ] && echo got ok"
         )
     }
@@ -106,7 +108,8 @@ fn card(machine: Option<Machine>, is_deleted: bool) -> Case {
         if is_deleted {
             script.push_str(
                 " && echo now delete && \
-                 while [ $(cat /sys/class/net/eth0/carrier) = 1 ]; do sleep 0.1; done && echo link down",
+                 while [ $(cat /sys/class/net/eth0/carrier) = 1 ]; do sleep 0.1; done && echo link \
+                 down",
             );
         }
         let mut guest = match machine {

@@ -61,7 +61,8 @@ impl Link {
     pub fn settle(self) -> String {
         let ip = self.host_ip();
         format!(
-            "n=0; until ping -c 1 -W 2 {ip} >/dev/null; do n=$((n + 1)); [ $n -lt 60 ] || exit 1; done"
+            "n=0; until ping -c 1 -W 2 {ip} >/dev/null; do n=$((n + 1)); [ $n -lt 60 ] || exit 1; \
+             done"
         )
     }
 
@@ -104,7 +105,8 @@ pub fn has_vhost(host: &Host) -> Result<Option<String>> {
     let (kernel, initrd) = (host.kernel(), host.initrd());
     let tap = link.tap();
     let script = format!(
-        "{{ lab-load vhost && exitless run --check --iommu none --kernel {kernel} --initrd {initrd} --net tap={tap},vhost=on; }} 2>&1 \
+        "{{ lab-load vhost && exitless run --check --iommu none --kernel {kernel} --initrd \
+         {initrd} --net tap={tap},vhost=on; }} 2>&1 \
          || echo refused"
     );
     let said = host.script(&script)?;
@@ -122,7 +124,8 @@ pub fn start_peer(host: &Host) -> Result<()> {
     // 20 s, in steps of a tenth.
     let script = format!(
         "grep -qs 'peer ready' {log} || (workload peer {PORT} </dev/null >{log} 2>&1 &); n=0; \
-         until grep -q 'peer ready' {log}; do n=$((n + 1)); [ $n -le 200 ] || exit 1; sleep 0.1; done"
+         until grep -q 'peer ready' {log}; do n=$((n + 1)); [ $n -le 200 ] || exit 1; sleep 0.1; \
+         done"
     );
     host.script(&script).context("starting the peer").map(drop)
 }

@@ -35,8 +35,10 @@ Counts come from the exit ledger and from the guest's kernel; in the lab (an emu
 
 const STREAM: &str = "A TCP connection that the guest writes to in pieces of 64 bytes, a system call each, with Nagle's algorithm (netperf's
 and iperf3's default), to the host's kernel.";
-const RR: &str = "A datagram of 8 bytes and its answer, one at a time (netperf's UDP_RR): two packets a transaction.";
-const RECEIVE: &str = "A TCP connection that the guest reads from, 4 KiB at a time: nearly all packets come from the host.";
+const RR: &str = "A datagram of 8 bytes and its answer, one at a time (netperf's UDP_RR): two \
+     packets a transaction.";
+const RECEIVE: &str = "A TCP connection that the guest reads from, 4 KiB at a time: nearly all \
+     packets come from the host.";
 
 /// Renders the table of one work.
 fn table(text: &mut String, object: &Object, work: Work) {
@@ -125,9 +127,12 @@ fn to_guest(text: &mut String, object: &Object) {
     let rr = |key: &str| of(Work::Rr, 1, Mover::Poll, key);
     let _ = writeln!(
         text,
-        "Polling takes the doorbells away, and no interrupt. A server that has put frames into a ring calls the guest, unless the guest's driver \
-         has said that it looks by itself (Linux's NAPI does while it is busy): so calls are coalesced by load and not by a timer. Polled, a \
-         packet of the transactions takes {} calls with one guest and {} with seven, one of the stream {} and {}, one of what is received {} \
+        "Polling takes the doorbells away, and no interrupt. A server that has put frames into a \
+         ring calls the guest, unless the guest's driver \
+         has said that it looks by itself (Linux's NAPI does while it is busy): so calls are \
+         coalesced by load and not by a timer. Polled, a \
+         packet of the transactions takes {} calls with one guest and {} with seven, one of the \
+         stream {} and {}, one of what is received {} \
          and {}.\n",
         poll(Work::Rr, 1),
         poll(Work::Rr, 7),
@@ -138,13 +143,20 @@ fn to_guest(text: &mut String, object: &Object) {
     );
     let _ = writeln!(
         text,
-        "On this host, which delivers interrupts in software, a call to a guest that runs makes it leave (`interrupt`: {} of a packet of the \
-         transactions, one guest, polled), and its end of interrupt does too where it is no paravirtual one (`APIC`: {}). With AVIC or \
-         APICv and posted interrupts both stay inside: the device's MSI is routed to the processor's posted-interrupt descriptor, and the end \
-         of an edge-triggered interrupt is virtual. What they leave is `hlt` ({} of a packet): a processor that has nothing else to do until \
-         the answer comes leaves to sleep, and whoever calls it wakes its thread; a guest that polls while idle \
-         (`idle=poll`, `cpuidle_haltpoll`) has none. Without either of them, `virt/eli` delivers interrupts of an I/O core to a guest by the guest's \
-         own vector, and lets it end them by the real local APIC: no exit for either, on processors that are the guest's alone \
+        "On this host, which delivers interrupts in software, a call to a guest that runs makes it \
+         leave (`interrupt`: {} of a packet of the \
+         transactions, one guest, polled), and its end of interrupt does too where it is no \
+         paravirtual one (`APIC`: {}). With AVIC or \
+         APICv and posted interrupts both stay inside: the device's MSI is routed to the \
+         processor's posted-interrupt descriptor, and the end \
+         of an edge-triggered interrupt is virtual. What they leave is `hlt` ({} of a packet): a \
+         processor that has nothing else to do until \
+         the answer comes leaves to sleep, and whoever calls it wakes its thread; a guest that \
+         polls while idle \
+         (`idle=poll`, `cpuidle_haltpoll`) has none. Without either of them, `virt/eli` delivers \
+         interrupts of an I/O core to a guest by the guest's \
+         own vector, and lets it end them by the real local APIC: no exit for either, on \
+         processors that are the guest's alone \
          (`docs/eli.md`); it does so under `exitless-hv`, not for guests of `exitless run`.\n",
         rr("interrupt"),
         rr("apic"),
@@ -178,7 +190,8 @@ pub fn page(object: &Object) -> String {
     }
     let _ = writeln!(
         text,
-        "- windows: {} of each guest, of {} writes or {} transactions; medians over guests and windows",
+        "- windows: {} of each guest, of {} writes or {} transactions; medians over guests and \
+         windows",
         said(object, "windows_per_guest", 0),
         said(object, "writes_per_window", 0),
         said(object, "datagrams_per_window", 0)
@@ -187,9 +200,15 @@ pub fn page(object: &Object) -> String {
     judged(&mut text, object);
     let _ = writeln!(
         text,
-        "\n## Exits of a packet\n\nA packet is what guest and server hand over by one chain of descriptors, in either direction: with segmentation \
-         offload up to 64 KiB.\n`other` is all that is neither a doorbell nor an interrupt; `hlt`, `timer`, `APIC` and `memory` are parts of it. `calls` are interrupts that the \
-         guest's\nprocessor took from its network device, and no exits. A cause with * depends on time. `spread` is that of the totals.\n"
+        "\n## Exits of a packet\n\n\
+         A packet is what guest and server hand over by one chain of descriptors, in either \
+         direction: with segmentation \
+         offload up to 64 KiB.\n\
+         `other` is all that is neither a doorbell nor an interrupt; `hlt`, `timer`, `APIC` and \
+         `memory` are parts of it. `calls` are interrupts that the \
+         guest's\n\
+         processor took from its network device, and no exits. A cause with * depends on time. \
+         `spread` is that of the totals.\n"
     );
     for (work, says) in [
         (Work::Stream, STREAM),
@@ -202,7 +221,9 @@ pub fn page(object: &Object) -> String {
     }
     let _ = writeln!(
         text,
-        "## What the server counted\n\nOf each daemon's whole life: pings that waited for it among the chains, and the bulk transfer of one guest.\n"
+        "## What the server counted\n\n\
+         Of each daemon's whole life: pings that waited for it among the chains, and the bulk \
+         transfer of one guest.\n"
     );
     daemon(&mut text, object);
     let _ = writeln!(text, "\n## From the host to the guest\n");
@@ -210,10 +231,14 @@ pub fn page(object: &Object) -> String {
     let _ = writeln!(
         text,
         "## Segmentation, and a guest's own IOMMU\n\n\
-         8 MiB over one TCP connection in writes of 64 KiB, one guest, polled; frames counted at the TAP interface: {} for each MiB from the \
+         8 MiB over one TCP connection in writes of 64 KiB, one guest, polled; frames counted at \
+         the TAP interface: {} for each MiB from the \
          guest,\n{} to it.\n\n\
-         1,000 echo requests from a guest whose IOMMU is before the device (registers logged, strict unmapping: every buffer is a new \
-         translation),\none at a time: {} without an answer; {} misses and {} invalidations for each packet at the server's device TLB.",
+         1,000 echo requests from a guest whose IOMMU is before the device (registers logged, \
+         strict unmapping: every buffer is a new \
+         translation),\n\
+         one at a time: {} without an answer; {} misses and {} invalidations for each packet at \
+         the server's device TLB.",
         said(object, "tap_frames_per_mib", 1),
         said(object, "tap_frames_per_mib_to_guest", 1),
         said(object, "ping_lost_lab_strict", 0),

@@ -307,7 +307,8 @@ fn side_by_side(
 fn look(guest: &mut Steps<'_>, link: Link) -> String {
     let (card, ip) = (link.card, link.host_ip());
     let script = format!(
-        "grep virtio /proc/interrupts; grep . /sys/class/net/eth{card}/statistics/*_packets; grep Udp: /proc/net/snmp; \
+        "grep virtio /proc/interrupts; grep . /sys/class/net/eth{card}/statistics/*_packets; grep \
+         Udp: /proc/net/snmp; \
          ping -c 3 -W 5 {ip}; grep virtio /proc/interrupts; true"
     );
     match guest.run(&script) {
@@ -346,7 +347,8 @@ fn bulk(host: &Host, guest: &mut Steps<'_>, link: Link) -> Result<Bulk> {
         let before = link.frames(host)?;
         let (warmup, count) = (1, BULK_PIECES - 1);
         guest.run(&format!(
-            "workload tcp-stream {} --bytes 65536 --count {count} --warmup {warmup} --wait-ms 60000 --no-markers {direction}",
+            "workload tcp-stream {} --bytes 65536 --count {count} --warmup {warmup} --wait-ms \
+             60000 --no-markers {direction}",
             link.peer()
         ))?;
         let after = link.frames(host)?;

@@ -119,7 +119,8 @@ pub fn main(args: &SwapFiguresArgs) -> Result<u8> {
     let has_phased = is_asked(Section::Phased) && PHASED_WAYS.iter().any(is_wanted);
     if runs.is_empty() && !has_phased {
         bail!(
-            "--only and --ways together select nothing: `tracked` has the way both, `phased` {}, all others {}",
+            "--only and --ways together select nothing: `tracked` has the way both, `phased` {}, \
+             all others {}",
             names(&PHASED_WAYS),
             names(&WAYS)
         );

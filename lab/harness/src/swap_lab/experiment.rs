@@ -26,7 +26,8 @@ pub const ITERATIONS: usize = 4;
 const ALLOC: u64 = 80;
 /// Script that waits until the balloon, whose size comes with a typed line, has not grown for five
 /// seconds.
-const GIVE: &str = "echo has $((1+3)) used && read go && w=0; b=0; until [ $w = 5 ]; do sleep 1; a=$b; b=$(sed -n 's/^balloon_inflate //p' /proc/vmstat); \
+const GIVE: &str = "echo has $((1+3)) used && read go && w=0; b=0; until [ $w = 5 ]; do sleep 1; \
+     a=$b; b=$(sed -n 's/^balloon_inflate //p' /proc/vmstat); \
                     w=$((b > a ? 0 : w + 1)); done; echo has $((1+2)) given $b";
 /// Seed of the image's content.
 pub const SEED: u32 = 51;
@@ -236,7 +237,8 @@ fn present(host: &Host, way: MemoryConfig, group: &Group<'_>) -> Result<u64> {
     }
     // Of the one mapping that has the size of the guest's memory.
     let script = format!(
-        "for process in $(cat {}/cgroup.procs); do sed -n '/^Size: *{} kB/,/^Rss:/s/^Rss: *\\([0-9]*\\) kB/\\1/p' \
+        "for process in $(cat {}/cgroup.procs); do sed -n '/^Size: *{} kB/,/^Rss:/s/^Rss: \
+         *\\([0-9]*\\) kB/\\1/p' \
          /proc/$process/smaps; done",
         group.path(),
         MEMORY << 10

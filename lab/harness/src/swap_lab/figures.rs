@@ -356,7 +356,8 @@ impl Figures {
     /// Renders the pages that every run moved, and the figures.
     pub fn table(&self) -> String {
         let mut text = format!(
-            "pages out of memory to the swap device / in from it, {LIMIT} of {MEMORY} MiB in memory ({})\n  {:<18}",
+            "pages out of memory to the swap device / in from it, {LIMIT} of {MEMORY} MiB in \
+             memory ({})\n  {:<18}",
             self.host, ""
         );
         for phase in 0..PHASES {
@@ -390,7 +391,10 @@ impl Figures {
             );
         }
         if self.values.get("is_void") == Some(&json!(true)) {
-            text.push_str("  VOID: the baseline's requests did not grow, so there is nothing to compare with\n");
+            text.push_str(
+                "  VOID: the baseline's requests did not grow, so there is nothing to \
+                 compare with\n",
+            );
         }
         text
     }

@@ -52,7 +52,8 @@ impl<'a> FileSystem<'a> {
         }
         let device = storage.path();
         let script = format!(
-            "dd if={TEMPLATE} of={device} bs=64k && mkdir -p {PLACE} && mount -t ext4 {device} {PLACE}"
+            "dd if={TEMPLATE} of={device} bs=64k && mkdir -p {PLACE} && mount -t ext4 {device} \
+             {PLACE}"
         );
         shell(lab, &script)?;
         Ok(Some(Self { lab }))

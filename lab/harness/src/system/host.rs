@@ -349,7 +349,8 @@ impl Host {
         // 20 s, in steps of a tenth.
         let paths: Vec<String> = names.iter().map(|name| self.path(name)).collect();
         let script = format!(
-            "for path in {}; do n=0; until [ -S $path ]; do n=$((n+1)); [ $n -le 200 ] || exit 1; sleep 0.1; done; done",
+            "for path in {}; do n=0; until [ -S $path ]; do n=$((n+1)); [ $n -le 200 ] || exit 1; \
+             sleep 0.1; done; done",
             paths.join(" ")
         );
         let is_there = self.script(&script);
@@ -409,7 +410,8 @@ impl Host {
     /// longer show it. No effect natively.
     pub fn note_shutdowns(&self) -> Result<()> {
         // 0x7f: SVM's exit code of a shutdown.
-        const SCRIPT: &str = "cd /sys/kernel/tracing/events/kvm && echo 'exit_reason == 0x7f' >kvm_exit/filter && \
+        const SCRIPT: &str = "cd /sys/kernel/tracing/events/kvm && echo 'exit_reason == 0x7f' \
+             >kvm_exit/filter && \
                               echo 1 >kvm_exit/enable && echo 1 >kvm_inj_exception/enable";
         if let Self::Lab(lab) = self {
             let noted = lab.exec("/bin/sh", ["-c", SCRIPT])?;
@@ -421,7 +423,8 @@ impl Host {
     /// Returns the trace, for a case that has failed. Empty natively.
     pub fn noted(&self) -> Noted {
         // All counters of memory migration and reclaim that are not 0.
-        const SCRIPT: &str = "echo \"--- vCPUs' shutdowns and exceptions\" && tail -n 40 /sys/kernel/tracing/trace && \
+        const SCRIPT: &str = "echo \"--- vCPUs' shutdowns and exceptions\" && tail -n 40 \
+             /sys/kernel/tracing/trace && \
                               echo '--- memory moved' && \
                               grep -E '^(pgmigrate|compact|thp|pgsteal)[a-z_]* [^0]' /proc/vmstat";
         let Self::Lab(lab) = self else {
@@ -592,7 +595,8 @@ mod tests {
 
     #[test]
     fn a_vcpu_that_shut_down_is_suspected_and_an_exception_is_not() {
-        let line = "vcpu3-154 [000] 25.431560: kvm_exit: vcpu 3 reason shutdown rip 0xffffffffb0873916 info1 0x0";
+        let line = "vcpu3-154 [000] 25.431560: kvm_exit: vcpu 3 reason shutdown rip \
+             0xffffffffb0873916 info1 0x0";
         assert!(Noted::of(line.into()).suspicion.is_some());
         let line = "vcpu0-151 [001] 12.100000: kvm_inj_exception: #GP (0x0)";
         assert!(Noted::of(line.into()).suspicion.is_none());

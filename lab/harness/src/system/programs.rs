@@ -48,7 +48,8 @@ impl Programs {
         let exitless = folder.join(Exitless::Product.name());
         ensure!(
             exitless.is_file(),
-            "there is no exitless beside this program, in {}: `cargo build --release -p exitless` makes it, and `make build` both",
+            "there is no exitless beside this program, in {}: `cargo build --release -p exitless` \
+             makes it, and `make build` both",
             folder.display()
         );
         Ok(Self {

@@ -200,7 +200,8 @@ impl Verify {
         // With a balloon, the memory that is left to the guest at least.
         let mib = if has_balloon { 56 } else { 100 };
         let script = format!(
-            "workload verify /dev/vda --seconds {seconds} --mib {mib} --threads {cpus} --seed {SEED}"
+            "workload verify /dev/vda --seconds {seconds} --mib {mib} --threads {cpus} --seed \
+             {SEED}"
         );
         let store = format!("path={},size=256M,discard=on", host.path("swap.img"));
         let mut guest = guest(host, mode, &script, &store);

@@ -88,10 +88,12 @@ pub fn add_tap(guest: &mut Guest, host: &Host) -> Result<bool> {
     // reception of every frame. Brackets, since this is on the kernel's command line, which is in
     // its log.
     guest.script.push_str(&format!(
-        " && ip link set eth1 address 02:00:00:00:09:02 && ip link set eth1 mtu 1450 && ip link set eth1 up && \
+        " && ip link set eth1 address 02:00:00:00:09:02 && ip link set eth1 mtu 1450 && ip link \
+         set eth1 up && \
          ip link set eth1 promisc on && ip addr add 192.168.9.2/24 dev eth1 && \
          ping -c 3 -s 1400 -W 5 {HOST_IP} && ip link set eth1 promisc off && \
-         ping -c 3 -s 1400 -W 5 {HOST_IP} && ! dmesg | grep -E 'eth1[:] Failed|virtio_ne[t].*[Ff]ail' && echo tap ok"
+         ping -c 3 -s 1400 -W 5 {HOST_IP} && ! dmesg | grep -E 'eth1[:] \
+         Failed|virtio_ne[t].*[Ff]ail' && echo tap ok"
     ));
     Ok(true)
 }

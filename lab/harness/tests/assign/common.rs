@@ -166,7 +166,8 @@ pub fn check_pins_beside(run: &AssignedRun, stale: u64) {
     let behind = &locked.samples()[highest.unwrap()..];
     let least = behind.iter().min().unwrap();
     eprintln!(
-        "VmLck: {} samples, first {first}, most {most}, bound {bound}, least behind it {least}, last {} KiB",
+        "VmLck: {} samples, first {first}, most {most}, bound {bound}, least behind it {least}, \
+         last {} KiB",
         locked.samples().len(),
         locked.last()
     );

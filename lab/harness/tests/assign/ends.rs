@@ -42,9 +42,12 @@ fn a_device_is_usable_after_its_reset_a_reboot_and_decoding_that_was_off() {
     // controller then, and Linux 6.1 has an oops there. The machine goes on, and the next guest
     // finds the device in its initial state.
     let decode = format!(
-        "{}; C=/sys/bus/pci/devices/$A/config; (workload mixed {DISK} --seconds 9 --depth 8 --skip {BEHIND} 2>&1) & sleep 1; \
-         for i in 1 2 3 4 5; do printf '\\000\\004' | dd of=$C bs=2 seek=2 conv=notrunc 2>/dev/null; sleep 0.1; \
-         printf '\\006\\004' | dd of=$C bs=2 seek=2 conv=notrunc 2>/dev/null; sleep 0.1; done; echo still $((1+1)) here",
+        "{}; C=/sys/bus/pci/devices/$A/config; (workload mixed {DISK} --seconds 9 --depth 8 --skip \
+         {BEHIND} 2>&1) & sleep 1; \
+         for i in 1 2 3 4 5; do printf '\\000\\004' | dd of=$C bs=2 seek=2 conv=notrunc \
+         2>/dev/null; sleep 0.1; \
+         printf '\\006\\004' | dd of=$C bs=2 seek=2 conv=notrunc 2>/dev/null; sleep 0.1; done; \
+         echo still $((1+1)) here",
         find()
     );
     let said = session.run(&decode).unwrap();
@@ -80,7 +83,8 @@ fn a_device_is_usable_after_its_reset_a_reboot_and_decoding_that_was_off() {
 fn ejected(lab: &AssignLab, session: &mut Session<'_>) {
     let all = session.locked().unwrap();
     let eject = format!(
-        "{} && for s in /sys/bus/pci/slots/*; do if grep -q ${{A%.*}} $s/address; then echo 0 >$s/power; fi; done; \
+        "{} && for s in /sys/bus/pci/slots/*; do if grep -q ${{A%.*}} $s/address; then echo 0 \
+         >$s/power; fi; done; \
          [ ! -e /sys/bus/pci/devices/$A ] && [ ! -e {DISK} ]",
         find()
     );

@@ -26,7 +26,8 @@ fn with_shared_group(mut config: LabConfig) -> LabConfig {
 fn refused(lab: &AssignLab, address: &str) -> String {
     let host = lab.host();
     let script = format!(
-        "exitless run --kernel {} --initrd {} --memory 256M --device vfio={address} 2>&1; echo status=$?",
+        "exitless run --kernel {} --initrd {} --memory 256M --device vfio={address} 2>&1; echo \
+         status=$?",
         host.kernel(),
         host.initrd()
     );
@@ -96,7 +97,8 @@ fn little_locked_memory(lab: &AssignLab) {
     let rogue = rogue_script("--pieces --count 20 --seed 3");
     let script = format!("{rogue}; echo said $?; echo goes $((1+1)) on");
     let run = format!(
-        "cd /tmp && ulimit -l 16 && exec timeout 240 exitless run --kernel {} --initrd {} --memory 256M --iommu-mode trap \
+        "cd /tmp && ulimit -l 16 && exec timeout 240 exitless run --kernel {} --initrd {} --memory \
+         256M --iommu-mode trap \
          --device vfio={edu} --cmdline 'console=ttyS0 quiet panic=-1 {}' </dev/null\n",
         host.kernel(),
         host.initrd(),
@@ -104,8 +106,10 @@ fn little_locked_memory(lab: &AssignLab) {
     );
     host.put("limited.sh", run.as_bytes()).unwrap();
     let script = format!(
-        "grep -q ^nobody: /etc/passwd || echo nobody:x:65534:65534::/:/bin/sh >>/etc/passwd; chmod 755 /root; \
-         G=$(basename $(readlink /sys/bus/pci/devices/{edu}/iommu_group)); chmod 666 /dev/kvm /dev/vfio/vfio /dev/vfio/$G; \
+        "grep -q ^nobody: /etc/passwd || echo nobody:x:65534:65534::/:/bin/sh >>/etc/passwd; chmod \
+         755 /root; \
+         G=$(basename $(readlink /sys/bus/pci/devices/{edu}/iommu_group)); chmod 666 /dev/kvm \
+         /dev/vfio/vfio /dev/vfio/$G; \
          su nobody -s /bin/sh -c 'sh {}' 2>&1; echo status=$?",
         host.path("limited.sh")
     );

@@ -2,8 +2,10 @@ use super::*;
 
 #[test]
 fn versions_are_told_by_suite() {
-    let shown = " qemu | 1:10.0.2-2~bpo12+1 | http://mirror.example/debian bookworm-backports/main amd64 Packages\n \
-                     qemu | 1:7.2+dfsg-7 | http://mirror.example/debian bookworm/main amd64 Packages\n";
+    let shown = " qemu | 1:10.0.2-2~bpo12+1 | http://mirror.example/debian bookworm-backports/main \
+         amd64 Packages\n \
+                     qemu | 1:7.2+dfsg-7 | http://mirror.example/debian bookworm/main amd64 \
+                     Packages\n";
     assert_eq!(
         parse_madison(shown, None),
         ["1:10.0.2-2~bpo12+1", "1:7.2+dfsg-7"]
@@ -14,7 +16,8 @@ fn versions_are_told_by_suite() {
 
 #[test]
 fn the_meta_package_names_the_kernel() {
-    let text = "Package: linux-image-cloud-amd64\nDepends: linux-image-6.12.95+deb12-cloud-amd64 (= 6.12.95-1)\n";
+    let text = "Package: linux-image-cloud-amd64\n\
+         Depends: linux-image-6.12.95+deb12-cloud-amd64 (= 6.12.95-1)\n";
     assert_eq!(
         parse_kernel_package(text).as_deref(),
         Some("linux-image-6.12.95+deb12-cloud-amd64")
@@ -53,8 +56,10 @@ fn a_failing_tool_is_quoted() {
 
 #[test]
 fn a_tool_is_quoted_where_it_says_what_went_wrong() {
-    let words = "I: running apt-get update...\nE: Malformed entry 2 in sources file x (URI)\nE: The list of sources could not \
-                 be read.\nE: apt-get update failed\nI: removing tempdir...\nE: mmdebstrap failed to run\n";
+    let words = "I: running apt-get update...\nE: Malformed entry 2 in sources file x (URI)\n\
+         E: The list of sources could not \
+                 be read.\nE: apt-get update failed\nI: removing tempdir...\n\
+                 E: mmdebstrap failed to run\n";
     assert_eq!(
         last_words(words),
         "E: Malformed entry 2 in sources file x (URI); E: The list of sources could not be read."
@@ -78,7 +83,8 @@ fn a_set_is_named_by_its_first_package() {
         Some(expected.map(str::to_owned)),
         "backports"
     );
-    let shown = "Depends: linux-headers-6.1.0-56-common (= 6.1.192-2), linux-kbuild-6.1 (>= 6.1.192-2), \
+    let shown = "Depends: linux-headers-6.1.0-56-common (= 6.1.192-2), linux-kbuild-6.1 (>= \
+         6.1.192-2), \
         linux-compiler-gcc-12-x86\n";
     let expected = ["linux-headers-6.1.0-56-common", "linux-kbuild-6.1"];
     assert_eq!(

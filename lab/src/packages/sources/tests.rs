@@ -19,10 +19,13 @@ fn texts(machine: &[Source]) -> Vec<(String, Vec<String>)> {
 fn stanzas_keep_mirror_components_and_key() {
     let machine = source(
         "debian.sources",
-        "Types: deb deb-src\n# a word\nURIs: http://mirror.example/debian\nSuites: bookworm bookworm-updates\n\
+        "Types: deb deb-src\n# a word\nURIs: http://mirror.example/debian\n\
+         Suites: bookworm bookworm-updates\n\
              Components: main contrib\nSigned-By: /usr/share/keyrings/k.gpg\n\n\
-             Types: deb\nURIs: http://mirror.example/security\nSuites: bookworm-security\nComponents: main\n\n\
-             Enabled: no\nTypes: deb\nURIs: http://other.example\nSuites: bookworm\nComponents: main\n",
+             Types: deb\nURIs: http://mirror.example/security\nSuites: bookworm-security\n\
+             Components: main\n\n\
+             Enabled: no\nTypes: deb\nURIs: http://other.example\nSuites: bookworm\n\
+             Components: main\n",
     );
     let suites = texts(&[machine]);
     let names: Vec<&str> = suites.iter().map(|(name, _)| name.as_str()).collect();
@@ -30,7 +33,8 @@ fn stanzas_keep_mirror_components_and_key() {
         names,
         ["bookworm-backports", "trixie", "forky", "duke", "sid"]
     );
-    let first = "Types: deb deb-src\n# a word\nURIs: http://mirror.example/debian\nSuites: bookworm-backports\n\
+    let first = "Types: deb deb-src\n# a word\nURIs: http://mirror.example/debian\n\
+         Suites: bookworm-backports\n\
                      Components: main contrib\nSigned-By: /usr/share/keyrings/k.gpg\n";
     assert_eq!(suites[0].1, [first]);
 }
@@ -40,14 +44,16 @@ fn lines_keep_options_and_what_follows() {
     let machine = source(
         "sources.list",
         "# deb http://mirror.example/old trixie main\n\
-             deb [arch=amd64 signed-by=/k.gpg]  https://mirror.example/debian trixie main contrib # yes\n\
+             deb [arch=amd64 signed-by=/k.gpg]  https://mirror.example/debian trixie main contrib \
+             # yes\n\
              deb-src http://mirror.example/debian trixie main\n\
              deb http://mirror.example/security trixie-security main\n",
     );
     let suites = texts(&[machine]);
     assert_eq!(suites[0].0, "trixie-backports");
     assert_eq!(suites[1].0, "forky");
-    let line = "deb [arch=amd64 signed-by=/k.gpg]  https://mirror.example/debian forky main contrib # yes\n";
+    let line = "deb [arch=amd64 signed-by=/k.gpg]  https://mirror.example/debian forky main \
+         contrib # yes\n";
     assert_eq!(suites[1].1, [line]);
 }
 
@@ -73,8 +79,10 @@ fn only_files_that_apt_reads_count() {
 fn a_releases_own_entries_are_told_from_what_was_added() {
     let debian = source(
         "debian.sources",
-        "Types: deb\nURIs: http://mirror.example/debian\nSuites: bookworm bookworm-updates trixie\nComponents: main\n\n\
-         Types: deb\nURIs: http://mirror.example/security\nSuites: bookworm-security\nComponents: main\n",
+        "Types: deb\nURIs: http://mirror.example/debian\nSuites: bookworm bookworm-updates trixie\n\
+         Components: main\n\n\
+         Types: deb\nURIs: http://mirror.example/security\nSuites: bookworm-security\n\
+         Components: main\n",
     );
     let added = source(
         "added.list",

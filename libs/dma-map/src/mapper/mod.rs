@@ -401,7 +401,8 @@ impl<A: IovaAllocator, T: PageTable, I: Invalidator, C: Clock> DmaMapper<A, T, I
     /// ```
     #[expect(
         unsafe_code,
-        reason = "allocator and invalidator are safe traits, and table pages are freed on their word"
+        reason = "allocator and invalidator are safe traits, and table pages are freed on their \
+             word"
     )]
     pub unsafe fn new_reclaiming(
         domain: Domain<A, T, I, C>,

@@ -196,7 +196,8 @@ impl<A: IovaAllocator> World<A> {
             let known = self.state().known[&place];
             assert!(
                 known.gone_at >= since || !is_covered(known.by),
-                "{what}, begun at {since}, returned Ok, and the device reaches {place:x?}: {known:?}, failures so far: {}",
+                "{what}, begun at {since}, returned Ok, and the device reaches {place:x?}: \
+                 {known:?}, failures so far: {}",
                 self.hardware.failures(),
             );
         }

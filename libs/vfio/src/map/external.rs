@@ -110,7 +110,8 @@ pub enum ExternalUnmapError {
 /// Reason why memory is lost: a device may reach it, so it is kept until the process ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error(
-    "{mappings} mappings of {pages} pages are within a device's reach until the process ends: {unmap}; taking the groups off the \
+    "{mappings} mappings of {pages} pages are within a device's reach until the process ends: \
+     {unmap}; taking the groups off the \
      container: {detach} (devices, and mappings of their BARs, have to be closed before)"
 )]
 pub struct CloseError {

@@ -142,7 +142,8 @@ pub enum UnmapFailed {
     },
     /// The kernel unmapped another number of bytes than were mapped.
     #[error(
-        "VFIO_IOMMU_UNMAP_DMA of {range} unmapped {unmapped:#x} bytes of {mapped:#x}: the map and the kernel disagree, and the \
+        "VFIO_IOMMU_UNMAP_DMA of {range} unmapped {unmapped:#x} bytes of {mapped:#x}: the map and \
+         the kernel disagree, and the \
          memory is kept until the devices are closed and the map after them"
     )]
     Bytes {

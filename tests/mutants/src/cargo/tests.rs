@@ -67,9 +67,11 @@ fn another_end_is_neither_red_nor_green() {
 
 #[test]
 fn a_test_that_does_not_run_is_none() {
-    let none = "\nrunning 0 tests\n\ntest result: ok. 0 passed; 0 failed; 0 ignored; 0 measured; 4 filtered out\n";
+    let none = "\nrunning 0 tests\n\n\
+         test result: ok. 0 passed; 0 failed; 0 ignored; 0 measured; 4 filtered out\n";
     assert_eq!(ending("a::b", exit(0), none), Ending::NoSuchTest);
-    let ignored = "\nrunning 1 test\ntest a::b ... ignored\n\ntest result: ok. 0 passed; 0 failed; 1 ignored; 0 measured\n";
+    let ignored = "\nrunning 1 test\ntest a::b ... ignored\n\n\
+         test result: ok. 0 passed; 0 failed; 1 ignored; 0 measured\n";
     assert_eq!(ending("a::b", exit(0), ignored), Ending::NoSuchTest);
 }
 

@@ -40,7 +40,8 @@ fn every_access_may_wait_and_no_byte_and_no_completion_is_lost() {
     println!("{done:?}");
     let (accesses, evictions, spared) = guest.machine.pager.totals();
     println!(
-        "{accesses} accesses, {evictions} evictions, {spared} absent pages not fetched to be overwritten"
+        "{accesses} accesses, {evictions} evictions, {spared} absent pages not fetched to be \
+         overwritten"
     );
     let counts = guest.machine.pager.counts();
     for kind in Kind::ALL {

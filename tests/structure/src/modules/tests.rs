@@ -31,7 +31,9 @@ fn a_tree_of_modules_has_no_cycle() {
     let files = [
         (
             "lib.rs",
-            "//! mod c;\n#[path = \"other/x.rs\"] pub(crate) mod x; mod a; pub mod b; pub use a::{A, inner::C}; fn f() { b::f() }",
+            "//! mod c;\n\
+             #[path = \"other/x.rs\"] pub(crate) mod x; mod a; pub mod b; pub use \
+             a::{A, inner::C}; fn f() { b::f() }",
         ),
         (
             "a.rs",
@@ -39,7 +41,8 @@ fn a_tree_of_modules_has_no_cycle() {
         ),
         (
             "a/inner.rs",
-            "use super::A; use crate::a::A as B; const S: &str = \"crate::b\"; #[cfg(test)] mod tests { use crate::b; }",
+            "use super::A; use crate::a::A as B; const S: &str = \"crate::b\"; #[cfg(test)] mod \
+             tests { use crate::b; }",
         ),
         ("b/mod.rs", "use crate::{A, a::inner::C};"),
         ("other/x.rs", "use crate::a;"),
@@ -99,7 +102,8 @@ fn a_cycle_through_methods_of_a_type_in_several_files_is_found() {
         "impl<T> super::S<T> where T: Fn() -> u8 { pub fn g(&self) { self.f::<u8>() } }",
         "impl crate::Renamed<u8> { pub fn g(&self) { let f = Self::f; } }",
         "use super::*; impl S<u8> { fn g(&self) { if Self::A == 1 {} } }",
-        "use super::S; impl S<u8> { fn g(&self) {} } impl Clone for S<u8> { fn clone(&self) { self.f() } }",
+        "use super::S; impl S<u8> { fn g(&self) {} } impl Clone for S<u8> \
+         { fn clone(&self) { self.f() } }",
     ] {
         let files = [("lib.rs", lib), ("a.rs", a), ("b.rs", b)];
         assert_eq!(rounds(&files), [": a → b → a"], "{b}");

@@ -104,7 +104,8 @@ pub enum Refusal {
     #[error("header type {0} is no endpoint's; bridges cannot be assigned")]
     HeaderType(u8),
     /// It interrupts by its legacy pin alone.
-    #[error("the device has a legacy interrupt pin, and neither MSI nor MSI-X that can be used{}", because(.0))]
+    #[error("the device has a legacy interrupt pin, and neither MSI nor MSI-X that can be \
+         used{}", because(.0))]
     PinOnly(Vec<Unsupported>),
 }
 

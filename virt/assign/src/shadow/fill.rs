@@ -303,12 +303,14 @@ impl<C: Caller> Shadow<C> {
         if is_ram {
             self.counts.not_allowed += 1;
             if !std::mem::replace(&mut self.said.not_allowed, true) {
-                tracing::warn!(device = %self.source, "the guest maps IOVA {at:#x}, which the host's IOMMU does not allow: the device does not reach it");
+                tracing::warn!(device = %self.source, "the guest maps IOVA {at:#x}, which the \
+                     host's IOMMU does not allow: the device does not reach it");
             }
         } else {
             self.counts.not_ram += 1;
             if !std::mem::replace(&mut self.said.not_ram, true) {
-                tracing::warn!(device = %self.source, "the guest maps IOVA {at:#x} to {to:#x}, which is no memory: the device does not reach it");
+                tracing::warn!(device = %self.source, "the guest maps IOVA {at:#x} to {to:#x}, \
+                     which is no memory: the device does not reach it");
             }
         }
     }

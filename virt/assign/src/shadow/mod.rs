@@ -631,12 +631,14 @@ impl<C: Caller> Shadow<C> {
         let said = std::mem::replace(&mut self.said.pass_through, true);
         if !self.limits.allows_pass_through {
             if !said {
-                tracing::warn!(device = %self.source, "the guest asks for a pass-through context, which is refused: the device reaches nothing");
+                tracing::warn!(device = %self.source, "the guest asks for a pass-through context, \
+                     which is refused: the device reaches nothing");
             }
             return Mode::Nothing;
         }
         if !said {
-            tracing::warn!(device = %self.source, "a pass-through context: all of the guest's memory is pinned, and reached by the device");
+            tracing::warn!(device = %self.source, "a pass-through context: all of the guest's \
+                 memory is pinned, and reached by the device");
         }
         Mode::All
     }
@@ -714,13 +716,15 @@ impl<C: Caller> Shadow<C> {
             (HostCall::Reset, result) => {
                 self.is_resetting = false;
                 if let Err(refusal) = result {
-                    tracing::warn!(device = %self.source, "the device could not be reset: {}", refusal.text);
+                    tracing::warn!(device = %self.source, "the device could not be reset: \
+                         {}", refusal.text);
                 }
             }
             (HostCall::Close, Ok(())) => self.closed(),
             (HostCall::Close, Err(refusal)) => {
                 // Its pages stay in use, and the tasks that wait for them keep waiting.
-                tracing::error!(device = %self.source, "what was mapped for the device stays in its reach: {}", refusal.text);
+                tracing::error!(device = %self.source, "what was mapped for the device stays in \
+                     its reach: {}", refusal.text);
             }
         }
     }

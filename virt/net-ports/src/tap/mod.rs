@@ -100,7 +100,8 @@ impl TapPort {
     fn set_gone(&mut self) {
         if !std::mem::replace(&mut self.is_gone, true) {
             tracing::error!(
-                "TAP {} is gone: the link of its device stays down until this process is started again",
+                "TAP {} is gone: the link of its device stays down until this process is started \
+                 again",
                 self.interface.name
             );
         }

@@ -85,7 +85,8 @@ fn a_connected_guest_that_is_idle_costs_little() {
         let worked = held(&server, EXPORTS) - before;
         let per = |bytes: isize| bytes / EXPORTS as isize / queues as isize;
         eprintln!(
-            "{features:#x}, {queues} queues of 256: {} bytes of heap per queue connected, {} after work",
+            "{features:#x}, {queues} queues of 256: {} bytes of heap per queue connected, {} after \
+             work",
             per(connected),
             per(worked)
         );

@@ -468,7 +468,10 @@ impl<B: KernelBackEnd> KernelLink<B> {
             self.look_for_interface();
         }
         if has_error && sidecore::drain_eventfd(self.fds.err.as_fd()) {
-            self.fail("the kernel reports a ring that makes no sense, or an access that the IOMMU does not let it make");
+            self.fail(
+                "the kernel reports a ring that makes no sense, or an access that the IOMMU \
+                 does not let it make",
+            );
         }
         if has_request {
             self.take_misses();

@@ -13,7 +13,8 @@ pub const DEFAULT_MAX_PAYLOAD: usize = 4096;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
     /// Another version of the protocol, or no header at all.
-    #[error("no message of vhost-user: {request}{}, version {version} where 1 is spoken", AsText(*request))]
+    #[error("no message of vhost-user: {request}{}, version {version} where 1 is \
+         spoken", AsText(*request))]
     Version {
         /// Request that the header names.
         request: RequestId,

@@ -142,7 +142,8 @@ pub enum BlkError {
     },
     /// The back end takes larger blocks only.
     #[error(
-        "past the page cache its storage takes blocks of {needed} bytes, and the disk's are of {block}: \
+        "past the page cache its storage takes blocks of {needed} bytes, and the disk's are of \
+         {block}: \
          {}", remedy(*needed)
     )]
     Alignment {

@@ -58,7 +58,8 @@ impl Processor {
         }
         let vmcb = &self.pages.vmcb;
         say!(
-            "hv: {why}: exit {:#x} {:#x} {:#x} during {:#x}, rip {:#x} flags {:#x} rsp {:#x} cr0 {:#x} cr3 {:#x} cr4 {:#x}, direct {}",
+            "hv: {why}: exit {:#x} {:#x} {:#x} during {:#x}, rip {:#x} flags {:#x} rsp {:#x} cr0 \
+             {:#x} cr3 {:#x} cr4 {:#x}, direct {}",
             vmcb.get(vmcb::EXIT),
             vmcb.get(vmcb::EXIT_INFO1),
             vmcb.get(vmcb::EXIT_INFO2),

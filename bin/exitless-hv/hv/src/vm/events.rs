@@ -51,7 +51,8 @@ impl Processor {
             && log::traces()
         {
             say!(
-                "mode: injection for a second: the guest masks too much of the time, now at {:#x}, and the host's tick for {late} us",
+                "mode: injection for a second: the guest masks too much of the time, now at {:#x}, \
+                 and the host's tick for {late} us",
                 self.pages.vmcb.get(vmcb::RIP)
             );
         }
@@ -164,7 +165,8 @@ impl Processor {
             (0..eois).for_each(|_| apic::eoi());
             if log::traces() {
                 say!(
-                    "mode: injection until the guest has ended what it held in service; {eois} ended for it"
+                    "mode: injection until the guest has ended what it held in service; {eois} \
+                     ended for it"
                 );
             }
         }

@@ -72,7 +72,8 @@ impl Processor {
         }
         if seen < TICKS {
             refuse(
-                &"the watchdog does not tick: the HPET's messages do not come as non-maskable interrupts",
+                &"the watchdog does not tick: the HPET's messages do not come as non-maskable \
+                     interrupts",
             );
         }
         core1::IS_GUARDED.store(true, Ordering::Relaxed);

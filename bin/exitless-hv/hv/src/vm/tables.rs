@@ -172,7 +172,8 @@ impl Processor {
                 self.protect_table(page);
                 if log::traces() {
                     say!(
-                        "mode: direct where nothing waits: the table at {:#x} is shadowed in place, page {page:#x}, for {}",
+                        "mode: direct where nothing waits: the table at {:#x} is shadowed in \
+                         place, page {page:#x}, for {}",
                         self.table.base(),
                         Vectors(self.interrupts.core().assigned())
                     );

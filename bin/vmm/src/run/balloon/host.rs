@@ -78,7 +78,8 @@ mod tests {
     use crate::run::memory::PagerStatus;
     use swap::report::Report;
 
-    const PRESSURE: &str = "some avg10=12.50 avg60=3.00 avg300=0.51 total=9\nfull avg10=1.00 avg60=0.00 avg300=0.00 total=1\n";
+    const PRESSURE: &str = "some avg10=12.50 avg60=3.00 avg300=0.51 total=9\n\
+         full avg10=1.00 avg60=0.00 avg300=0.00 total=1\n";
 
     #[test]
     fn a_cgroup_says_its_limit_or_is_none() {

@@ -150,12 +150,14 @@ fn a_summary_says_what_is_pinned_and_what_may_be_stale() {
         (
             ",policy=async,window=9",
             IommuArg::Vtd,
-            "device 0000:00:04.0: policy async (at most 9 mappings stale, until the host has unmapped them)",
+            "device 0000:00:04.0: policy async (at most 9 mappings stale, until the host has \
+             unmapped them)",
         ),
         (
             ",policy=optimistic=1,age=7,dma-before-te=on,require-dma-domains=on,policy-file=F",
             IommuArg::Vtd,
-            "device 0000:00:04.0: policy optimistic (at most 1 mapping stale, for 7 ms), followed in F, only in DMA domains, \
+            "device 0000:00:04.0: policy optimistic (at most 1 mapping stale, for 7 ms), followed \
+             in F, only in DMA domains, \
              all memory pinned until translation is on",
         ),
     ] {

@@ -76,7 +76,8 @@ impl SwapConfig {
         }
         if let Some(Disk::Remote(disk)) = disks.iter().find(|d| matches!(d, Disk::Remote(_))) {
             bail!(
-                "--disk socket={}: whoever serves it reaches guest memory past the pager, so it does not go with --resident",
+                "--disk socket={}: whoever serves it reaches guest memory past the pager, so it \
+                 does not go with --resident",
                 disk.socket.display()
             );
         }
@@ -159,11 +160,13 @@ fn warning(path: &Path, format: Format, direct: bool, mapper: MapperArg) -> Opti
     let path = path.display();
     match format {
         Format::Raw if !direct => Some(format!(
-            "--disk path={path} is buffered: what leaves the guest's memory for it stays in the host's page cache; \
+            "--disk path={path} is buffered: what leaves the guest's memory for it stays in the \
+             host's page cache; \
              add direct=on"
         )),
         Format::Qcow2 { .. } if mapper != MapperArg::Off => Some(format!(
-            "--disk path={path} is a qcow2 image: it works, but pages that it holds as well go to --swap (a raw disk's do not)"
+            "--disk path={path} is a qcow2 image: it works, but pages that it holds as well go to \
+             --swap (a raw disk's do not)"
         )),
         _ => None,
     }

@@ -24,7 +24,8 @@ impl Status {
     pub fn stands(&self, report: &Report) -> String {
         let faults = self.faults.swap(report.faults, Ordering::Relaxed);
         format!(
-            "{} of {} MiB in memory, {} of {} MiB of the store used, {} faults since this was last said",
+            "{} of {} MiB in memory, {} of {} MiB of the store used, {} faults since this was last \
+             said",
             mib(report.present),
             mib(report.limit),
             mib(report.slots - report.free_slots),
@@ -69,12 +70,16 @@ pub fn said(report: &Report, cpu: Duration) -> String {
         is_paused: _,
     } = report;
     format!(
-        "swap: {present} of {limit} pages in memory; {faults} faults of vCPUs, {tickets} waits of devices, \
+        "swap: {present} of {limit} pages in memory; {faults} faults of vCPUs, {tickets} waits of \
+         devices, \
          {pauses} pauses; pager's CPU {} ms\n  \
-         left memory: {} unwritten to a disk that holds the same, {} as zeroes, {} written ({} requests), {} given up by the guest\n  \
-         came back: {} from disks ({} requests), {} from the store ({} requests), {} rescued, {} not read since overwritten, \
+         left memory: {} unwritten to a disk that holds the same, {} as zeroes, {} written ({} \
+         requests), {} given up by the guest\n  \
+         came back: {} from disks ({} requests), {} from the store ({} requests), {} rescued, {} \
+         not read since overwritten, \
          {} read before their block changed\n  \
-         {prevented} not read since a vCPU was about to overwrite them, {undecided} looked at in vain, {false_reads} read all the same; \
+         {prevented} not read since a vCPU was about to overwrite them, {undecided} looked at in \
+         vain, {false_reads} read all the same; \
          {} written although a disk held the same; {} pages of the store discarded ({} requests)",
         cpu.as_millis(),
         counts.dropped_to_disk,
@@ -124,7 +129,8 @@ impl Names {
                 format!("{backing} cannot be read: {}; {RETRIED}", error(errno))
             }
             PauseReason::Changed(backing) => format!(
-                "{} does not hold what was there: somebody else has written to it, or its storage lies; {RETRIED}",
+                "{} does not hold what was there: somebody else has written to it, or its storage \
+                 lies; {RETRIED}",
                 self.backing(backing)
             ),
         }
@@ -154,9 +160,12 @@ impl Names {
         ];
         let ways: Vec<String> = ways.into_iter().flatten().collect();
         match ways.is_empty() {
-            true => "start it with --resident-file, or with file= in --swap, to raise its limit or enlarge its store while \
+            true => {
+                "start it with --resident-file, or with file= in --swap, to raise its limit or \
+                 enlarge its store while \
                      it runs"
-                .into(),
+                    .into()
+            }
             false => ways.join(", or "),
         }
     }
@@ -226,7 +235,8 @@ mod tests {
         };
         assert_eq!(
             status.changed(&before, &lower).expect("another limit"),
-            "swap: limit 100 MiB now (was 200): 55 of 100 MiB in memory, 12 of 1024 MiB of the store used, \
+            "swap: limit 100 MiB now (was 200): 55 of 100 MiB in memory, 12 of 1024 MiB of the \
+             store used, \
              3211 faults since this was last said"
         );
         let larger = Report {

@@ -109,7 +109,8 @@ impl Worker<'_> {
             return format!("{}: wrong in a child, and right now", self.page_place(page));
         };
         format!(
-            "{}, in a child process: {wrong}; wanted {content}{whose}, found {}; its past in the parent: {}; \
+            "{}, in a child process: {wrong}; wanted {content}{whose}, found {}; its past in the \
+             parent: {}; \
              seen by fork in operation {} of thread {}, seed {seed}",
             self.page_place(page),
             Found::identify(found, seed),

@@ -118,7 +118,8 @@ impl Case<'_> {
         let until = if spins { SPINNING + linger } else { UNTIL };
         machine.run(&Run {
             options: format!(
-                "mode={} tick={TICK} watchdog={WATCHDOG} assign=31,41,61 defend={} linger={linger} until={until} critical={} cpus={}",
+                "mode={} tick={TICK} watchdog={WATCHDOG} assign=31,41,61 defend={} linger={linger} \
+                 until={until} critical={} cpus={}",
                 self.mode.option(),
                 self.defend,
                 self.critical,
@@ -239,7 +240,8 @@ pub fn attack(
     figures: &mut Figures,
 ) {
     figures.say(&format!(
-        "\nattacks of a hostile guest in {} modes, {times} times each: without their defences, with them, calm",
+        "\nattacks of a hostile guest in {} modes, {times} times each: without their defences, \
+         with them, calm",
         modes.len()
     ));
     let mut sum = Sum::default();
@@ -315,7 +317,8 @@ fn one(
     }
     figures.claim(
         &format!(
-            "attack {}: without its defence it succeeds in {bites} of {wanted}, with it in none, calm it ends",
+            "attack {}: without its defence it succeeds in {bites} of {wanted}, with it in none, \
+             calm it ends",
             attack.name
         ),
         holds,
@@ -521,7 +524,10 @@ fn round_of(
 pub fn critical(machine: &Machine, names: &[&str], figures: &mut Figures) {
     /// Smallest rate, in percent of the calm run's.
     const LEAST: u64 = 95;
-    figures.say("\nthe host's ticks at the other core (critical=core), in mode eli, of those of the calm run");
+    figures.say(
+        "\nthe host's ticks at the other core (critical=core), in mode eli, of those of \
+         the calm run",
+    );
     let (mut least, mut short) = (u64::MAX, Vec::new());
     let mut busy = 0;
     let is_named = |name| names.is_empty() || names.contains(&name);

@@ -193,7 +193,8 @@ mod tests {
     fn lines_are_found_among_those_of_the_kernel() {
         let console = "[    0.1] random: crng init done\r\n\
             [    1.0] iommu-cases: endpoint 24 probe=0/516, input to 0x7f\r\n\
-            [    1.1] iommu-cases: begin 0 first\r\n[    1.2] iommu-cases: end 0 first map=0/4 dma=none\r\n\
+            [    1.1] iommu-cases: begin 0 first\r\n\
+            [    1.2] iommu-cases: end 0 first map=0/4 dma=none\r\n\
             [    1.3] iommu-cases: begin 1 second\r\n[    1.4] iommu-cases: end 1 second map=0";
         let seen = CaseLog::of(console);
         assert_eq!(seen.steps.len(), 1);

@@ -125,12 +125,15 @@ fn machine(packages: &Packages, initrd: &Path, from: usize) -> Result<Vec<OsStri
     let run = guest_image::run_option("true")?;
     // An emulated clock, as for the lab's host: it is compared with nothing.
     let command_line = format!(
-        "console=ttyS0 quiet panic=-1 no_timer_check tsc=reliable cryptomgr.notests mitigations=off {KERNEL_OPTIONS} \
+        "console=ttyS0 quiet panic=-1 no_timer_check tsc=reliable cryptomgr.notests \
+         mitigations=off {KERNEL_OPTIONS} \
          exitless.iommu=module iommu_cases.from={from} {run}"
     );
-    let fixed = "-machine q35 -accel tcg -cpu max -smp 1,maxcpus=2 -m 256 -nodefaults -no-user-config \
+    let fixed = "-machine q35 -accel tcg -cpu max -smp 1,maxcpus=2 -m 256 -nodefaults \
+         -no-user-config \
         -display none -no-reboot -serial stdio -device virtio-iommu-pci \
-        -netdev user,id=net,restrict=on -device virtio-net-pci,netdev=net,iommu_platform=on,disable-legacy=on,romfile= \
+        -netdev user,id=net,restrict=on -device \
+        virtio-net-pci,netdev=net,iommu_platform=on,disable-legacy=on,romfile= \
         -device virtio-rng-pci,iommu_platform=on,disable-legacy=on";
     let mut words: Vec<OsString> = fixed.split_whitespace().map(OsString::from).collect();
     words.extend([

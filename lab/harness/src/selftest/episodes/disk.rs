@@ -159,7 +159,8 @@ mod tests {
 
     #[test]
     fn leaked_clusters_are_told_from_damage() {
-        let leaks = "Leaked cluster 7 refcount=1 reference=0\n\n1 leaked clusters were found on the image.\n";
+        let leaks = "Leaked cluster 7 refcount=1 reference=0\n\n\
+             1 leaked clusters were found on the image.\n";
         let damage =
             "ERROR cluster 4 refcount=0 reference=1\n\n1 errors were found on the image.\n";
         assert!(is_only_leaks(leaks));

@@ -90,7 +90,8 @@ impl fmt::Display for PayloadReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{:<6} {} sleeps, {} lost: {} submissions in {:.1} s ({:.0}/s, arming {:.0} us); wakes: {} by the page, {} by a message, \
+            "{:<6} {} sleeps, {} lost: {} submissions in {:.1} s ({:.0}/s, arming {:.0} us); \
+             wakes: {} by the page, {} by a message, \
              {} sleeps called off by the last look; stores: {} gate faults, {} logged, {} exits",
             self.mode,
             self.sleeps,

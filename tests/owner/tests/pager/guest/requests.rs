@@ -393,7 +393,8 @@ impl Guest {
         if let Some(wrong) = (0..seen.len()).find(|at| seen[*at] != bytes[*at]) {
             let all = (0..seen.len()).filter(|at| seen[*at] != bytes[*at]).count();
             panic!(
-                "function {function}, slot {at}: {:#x} for {:#x} at {wrong:#x} of the buffer, {all} wrong bytes: {what:?}",
+                "function {function}, slot {at}: {:#x} for {:#x} at {wrong:#x} of the buffer, \
+                 {all} wrong bytes: {what:?}",
                 seen[wrong], bytes[wrong]
             );
         }

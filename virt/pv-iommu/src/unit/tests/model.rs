@@ -156,7 +156,8 @@ proptest! {
                 }
                 Step::Save => {
                     let is_waited_for = leases.iter().any(|(.., waits)| !waits.is_empty());
-                    prop_assert!(!(is_waited_for && world.unit.save().is_some()), "a request waits");
+                    prop_assert!(!(is_waited_for && world.unit.save().is_some()), "a request \
+                         waits");
                 }
             }
             for own in 0..3 {
@@ -173,7 +174,8 @@ proptest! {
             }
             for (_, of, page, waits) in &leases {
                 for &id in waits {
-                    prop_assert_eq!(world.answer(id), None, "a lease of {:#x} in page {}", of, page);
+                    prop_assert_eq!(world.answer(id), None, "a lease of {:#x} in page \
+                         {}", of, page);
                 }
             }
         }

@@ -9,7 +9,8 @@ impl Residency {
 
     pub(in crate::residency) fn summary(&self) -> String {
         format!(
-            "{} present, {} soft, {} being examined, {} being saved, {} wait for room, {:?}, {} slots free, {:?}",
+            "{} present, {} soft, {} being examined, {} being saved, {} wait for room, {:?}, {} \
+             slots free, {:?}",
             self.present(),
             self.pages.count(State::Unmapped),
             self.pages.examining(),

@@ -93,7 +93,8 @@ impl Syncs {
     fn fail(&mut self, errno: i32, file: &File) {
         self.error = Some(errno);
         tracing::error!(
-            "syncing {} failed; what was written since the last sync may be lost, and every flush will fail until \
+            "syncing {} failed; what was written since the last sync may be lost, and every flush \
+             will fail until \
              the file is opened again: {}",
             path_of(file).unwrap_or_default().display(),
             std::io::Error::from_raw_os_error(errno)
