@@ -1,13 +1,13 @@
-//! Addresses as types: one per address space, with checked steps and no arithmetic operators.
+//! Address types, one per address space, with checked addition and no arithmetic operators.
 //!
-//! * [`Iova`]: I/O virtual, what a device emits.
-//! * [`PhysAddr`]: what an IO page table translates it to. On a bare machine that is a
-//!   host-physical address, for the tables of a guest a guest-physical one; the owner of a table
-//!   knows which, and converts by name.
+//! * [`Iova`]: I/O virtual address, which a device emits.
+//! * [`PhysAddr`]: address to which an IO page table translates. It is host-physical on a bare
+//!   machine, and guest-physical in the tables of a guest; the owner of a table knows which, and
+//!   converts by a named function.
 //!
-//! A crate with address spaces of its own makes types of the same shape with [`address_space!`].
-//! Crossing from one space to another is a named function of the code that knows the mapping, never
-//! `as`. There is no `+`: a step names its overflow ([`Iova::checked_add`]).
+//! A crate with address spaces of its own defines types of the same shape with [`address_space!`].
+//! Code that knows a mapping converts from one space to another by a named function, never by `as`.
+//! There is no `+`: addition reports overflow ([`Iova::checked_add`]).
 //!
 //! ```
 //! use address::{Iova, PAGE_SIZE};
@@ -27,7 +27,8 @@ pub const PAGE_SHIFT: u32 = 12;
 #[doc(hidden)]
 pub use core as __core;
 
-/// Defines an address type: `address_space! { /// What it is. Name, "Name" }`.
+/// Defines an address type: `address_space! { /// Its documentation. Name, "Name" }`. The string is
+/// the name in debug output.
 #[macro_export]
 macro_rules! address_space {
     ($(#[$doc:meta])* $name:ident, $tag:literal) => {

@@ -1,18 +1,18 @@
 //! Hook at the points where a thread takes a lock or waits (feature `hooks`). A test that runs its
-//! cores as coroutines of one thread switches there, and none of them spins for a lock whose holder
-//! does not run.
+//! simulated cores as coroutines of one thread switches between them there, so that none spins for
+//! a lock whose holder does not run.
 //!
-//! Without a hook, and on every other thread, all is as without the feature, but for a load of a
+//! On a thread without a hook everything behaves as without the feature, except for a load of a
 //! thread-local variable.
 
 use std::cell::Cell;
 
-/// Next step of the thread.
+/// Step that the thread is about to take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Take a lock, or try to.
+    /// Taking a lock, or trying to.
     Lock,
-    /// Re-check something that another thread has not done yet.
+    /// Re-checking a condition that another thread has not established yet.
     Wait,
 }
 
@@ -25,7 +25,7 @@ pub fn set(hook: Option<fn(Step)>) {
     HOOK.set(hook);
 }
 
-/// Calls the hook. False where there is none.
+/// Calls the hook. Returns false if none is set.
 #[inline]
 pub(crate) fn at(step: Step) -> bool {
     let hook = HOOK.get();
@@ -35,7 +35,7 @@ pub(crate) fn at(step: Step) -> bool {
     hook.is_some()
 }
 
-/// As `core::hint::spin_loop`.
+/// Calls the hook, or `core::hint::spin_loop` if none is set.
 #[inline]
 pub fn spin_loop() {
     if !at(Step::Wait) {

@@ -23,7 +23,7 @@ type InnerGuard<'a, T> = spin::mutex::SpinMutexGuard<'a, T>;
 pub struct Lock<T>(Inner<T>);
 
 impl<T> Lock<T> {
-    /// An open lock around `value`.
+    /// Creates an unlocked lock around `value`.
     pub fn new(value: T) -> Self {
         Self(Inner::new(value))
     }
@@ -50,7 +50,7 @@ impl<T> Lock<T> {
         self.0.try_lock().map(Guard)
     }
 
-    /// The value: the exclusive reference excludes other holders.
+    /// Returns the value: the exclusive reference excludes other holders.
     #[inline]
     pub fn get_mut(&mut self) -> &mut T {
         #[cfg(any(loom, shuttle))]

@@ -20,14 +20,15 @@ pub struct Host {
     pub cpus: usize,
     /// Release of the kernel.
     pub kernel: String,
-    /// Of the sources: `EXITLESS_COMMIT`, as the makefile exports it.
+    /// Commit of the sources, from the variable `EXITLESS_COMMIT`, which the makefile exports.
     pub commit: String,
-    /// Of the last minute: above 1, other programs use this machine.
+    /// Load average of the last minute. Above 1, other programs use this machine.
     pub load_average: f64,
 }
 
 impl Host {
-    /// Asks the kernel; what it does not say is "unknown".
+    /// Reads the conditions from the kernel and the environment. An unknown model or commit is
+    /// "unknown"; other missing values are empty or 0.
     pub fn read() -> Self {
         let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
         let cpuinfo = read("/proc/cpuinfo");
@@ -56,10 +57,10 @@ impl fmt::Display for Host {
     }
 }
 
-/// Runs the calling thread, and what it starts, on one CPU.
+/// Restricts the calling thread, and threads that it starts later, to one CPU.
 ///
 /// # Errors
-/// There is no such CPU, or it is not ours to use.
+/// There is no such CPU, or this process may not use it.
 pub fn pin(cpu: usize) -> io::Result<()> {
     if cpu >= CpuSet::MAX_CPU {
         return Err(io::Error::from_raw_os_error(
@@ -71,10 +72,10 @@ pub fn pin(cpu: usize) -> io::Result<()> {
     Ok(sched_setaffinity(None, &set)?)
 }
 
-/// The CPUs this thread may run on, in order.
+/// Returns the CPUs on which this thread may run, in order.
 ///
 /// # Errors
-/// The kernel does not say.
+/// The kernel refuses to report them.
 pub fn cpus() -> io::Result<Vec<usize>> {
     let set = sched_getaffinity(None)?;
     Ok((0..CpuSet::MAX_CPU)
@@ -82,17 +83,17 @@ pub fn cpus() -> io::Result<Vec<usize>> {
         .collect())
 }
 
-/// Round trips per run, and runs: short ones, so that most of them are free of other load on the
-/// machine.
+/// Round trips per run, and number of runs. Runs are short, so that most are undisturbed by other
+/// load on the machine.
 const TRIPS: u64 = 100;
 const RUNS: usize = 2001;
 
-/// Two lines apart, so that nothing else moves with it.
+/// A value aligned to two cache lines, so that no other data share its line or the adjacent one.
 #[repr(align(128))]
 #[derive(Default)]
 struct Line(AtomicU64);
 
-/// A cache line's round trip between two CPUs, nanoseconds, over many short runs.
+/// Measures the round trip of a cache line between two CPUs, in nanoseconds, over many short runs.
 ///
 /// # Errors
 /// The CPUs cannot be used.
@@ -100,10 +101,10 @@ pub fn round_trip(here: usize, there: usize) -> io::Result<Measured> {
     round_trip_of(here, there, RUNS)
 }
 
-/// The same between the first two CPUs that this program may use.
+/// Measures the same between the first two CPUs that this program may use.
 ///
 /// # Errors
-/// There is one, or they cannot be used.
+/// There is only one CPU, or they cannot be used.
 pub fn first_round_trip() -> io::Result<Measured> {
     match cpus()?[..] {
         [here, there, ..] => round_trip(here, there),
@@ -111,7 +112,7 @@ pub fn first_round_trip() -> io::Result<Measured> {
     }
 }
 
-/// The same of `count` runs of 100 trips each, at least one.
+/// Measures the same in `count` runs, at least one, of 100 trips each.
 ///
 /// # Errors
 /// The CPUs cannot be used.
@@ -155,18 +156,19 @@ pub fn round_trip_of(here: usize, there: usize, count: usize) -> io::Result<Meas
     Measured::of(runs).ok_or_else(|| io::Error::other("no run"))
 }
 
-/// Times in which a CPU was not a spinning thread's: the kernel's timers', other threads', the
-/// hypervisor's.
+/// Interruptions of a thread that spins: times in which its CPU ran a timer interrupt of the
+/// kernel, another thread, or the hypervisor.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Interruptions {
-    /// Those that were longer than [`Interruptions::FROM`], each second.
+    /// Number of interruptions longer than [`Interruptions::FROM`], per second.
     pub per_s: f64,
-    /// The part of the time that they took, 0 to 1.
+    /// Fraction of the time that they took, 0 to 1.
     pub share: f64,
 }
 
 impl Interruptions {
-    /// Shorter ones are part of a request's latency, longer ones are it.
+    /// Length from which an interruption counts. Shorter ones are part of a request's latency;
+    /// longer ones dominate it.
     pub const FROM: Duration = Duration::from_micros(5);
 
     /// Spins on `cpu` for `time`, and measures each interruption between two readings of the clock.
@@ -195,8 +197,8 @@ impl Interruptions {
     }
 }
 
-/// The least part of the next `time` that one of these CPUs is idle, 0 to 1; 1 where the kernel
-/// does not say. It counts in steps of 10 ms: give it ten or more.
+/// Sleeps for `time`, and returns the idle fraction, 0 to 1, of the busiest of these CPUs; 1 if the
+/// kernel does not report it. The kernel counts in steps of 10 ms: `time` should be 100 ms or more.
 pub fn idle(cpus: &[usize], time: Duration) -> f64 {
     let before = idle_times();
     let start = Instant::now();
@@ -213,12 +215,12 @@ pub fn idle(cpus: &[usize], time: Duration) -> f64 {
     cpus.iter().filter_map(part).fold(1.0, f64::min)
 }
 
-/// The time each CPU was idle since the machine began.
+/// Returns the time for which each CPU was idle since the machine was booted.
 fn idle_times() -> Vec<(usize, Duration)> {
     parse_idle(&fs::read_to_string("/proc/stat").unwrap_or_default())
 }
 
-/// Lines `cpuN user nice system idle iowait …`, in hundredths of a second (proc_stat(5)).
+/// Parses lines `cpuN user nice system idle iowait …`, in hundredths of a second (proc_stat(5)).
 fn parse_idle(stat: &str) -> Vec<(usize, Duration)> {
     let line = |line: &str| {
         let mut words = line.strip_prefix("cpu")?.split_ascii_whitespace();
@@ -227,17 +229,17 @@ fn parse_idle(stat: &str) -> Vec<(usize, Duration)> {
         let idle = times.next()?? + times.next()??;
         Some((cpu, Duration::from_millis(idle * 10)))
     };
-    // "cpu " without a number is the sum of all.
+    // "cpu " without a number is the sum of all CPUs.
     stat.lines()
         .filter(|line| !line.starts_with("cpu "))
         .filter_map(line)
         .collect()
 }
 
-/// The processor time of the calling thread since it began.
+/// Returns the CPU time of the calling thread since it started.
 pub fn thread_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
-    // Neither is negative: the thread has run since it began.
+    // Neither is negative: the thread has run since it started.
     Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec as u32)
 }
 
@@ -260,7 +262,7 @@ mod tests {
             let seen = Interruptions::of(cpu, Duration::from_millis(200));
             is_over.store(true, Ordering::Relaxed);
             let seen = seen.unwrap();
-            // Two that spin have half of it each, or nearly.
+            // Two threads that spin share the CPU equally, or nearly.
             assert!(seen.per_s >= 1.0 && seen.share > 0.2, "{seen:?}");
         });
         assert_eq!(cpus().unwrap(), before);
@@ -268,7 +270,7 @@ mod tests {
 
     #[test]
     fn a_thread_that_works_uses_its_time() {
-        // In this order: what passes between the two is on the wall.
+        // In this order, so that time between the two readings counts as elapsed.
         let (start, before) = (Instant::now(), thread_time());
         while thread_time() - before < Duration::from_millis(2) {}
         assert!(start.elapsed() >= Duration::from_millis(2));

@@ -1,6 +1,6 @@
-//! Medians and spreads, and numbers as people read them.
+//! Medians and spreads, and numbers formatted for people.
 
-/// The median of some numbers; 0 of none.
+/// Returns the median of `numbers`; 0 if there are none.
 pub fn median(numbers: impl IntoIterator<Item = f64>) -> f64 {
     let mut numbers: Vec<_> = numbers.into_iter().collect();
     numbers.sort_by(f64::total_cmp);
@@ -14,7 +14,7 @@ pub fn median(numbers: impl IntoIterator<Item = f64>) -> f64 {
 /// One figure over several runs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Measured {
-    /// Middle run.
+    /// Median of the runs.
     pub median: f64,
     /// Least of the runs.
     pub min: f64,
@@ -23,7 +23,7 @@ pub struct Measured {
 }
 
 impl Measured {
-    /// Of these runs; `None` of none.
+    /// Summarizes these runs; `None` if there are none.
     pub fn of(runs: impl IntoIterator<Item = f64>) -> Option<Self> {
         let runs: Vec<_> = runs.into_iter().collect();
         let fold = |pick: fn(f64, f64) -> f64| runs.iter().copied().reduce(pick);
@@ -34,12 +34,12 @@ impl Measured {
         })
     }
 
-    /// The distance of the extremes.
+    /// Returns the difference between the greatest and the least run.
     pub fn spread(&self) -> f64 {
         self.max - self.min
     }
 
-    /// The same figure in another unit, or scaled.
+    /// Returns the figure multiplied by `factor`: scaled, or in another unit.
     #[must_use]
     pub fn times(self, factor: f64) -> Self {
         Self {
@@ -50,7 +50,7 @@ impl Measured {
     }
 }
 
-/// Three digits or so: `950 k`, `4.80 M`, `37`.
+/// Formats a value in few digits, with a unit prefix if it is large: `950.0 k`, `4.80 M`, `37`.
 pub fn short(value: f64) -> String {
     match value {
         v if v >= 1e9 => format!("{:.2} G", v / 1e9),
@@ -61,7 +61,8 @@ pub fn short(value: f64) -> String {
     }
 }
 
-/// The value below which `part` (0 to 1) of these lie; sorts them. 0 of none.
+/// Returns the sample below which the fraction `part` (0 to 1) of `samples` lies; 0 if there are
+/// none. Reorders `samples`.
 pub fn percentile(samples: &mut [u64], part: f64) -> u64 {
     if samples.is_empty() {
         return 0;

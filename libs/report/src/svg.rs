@@ -1,14 +1,14 @@
-//! Plots, drawn by hand: bars where ratios are compared (logarithmic), lines where something grows
-//! (from zero).
+//! Plots, written as SVG without a library: bars on a logarithmic scale to compare ratios, lines
+//! from zero for quantities that grow.
 
 use std::fmt::Write as _;
 
 use crate::short;
 
 const WIDTH: f64 = 720.0;
-/// Left, top, right, bottom of the field.
+/// Left, top, right and bottom edge of the plot area.
 const FIELD: (f64, f64, f64, f64) = (80.0, 50.0, 700.0, 340.0);
-/// Legend entries in a row, each this wide.
+/// Number of legend entries in a row, and the width of each.
 const IN_A_ROW: usize = 4;
 const ENTRY: f64 = 170.0;
 const COLOURS: [&str; 10] = [
@@ -16,17 +16,17 @@ const COLOURS: [&str; 10] = [
     "#00a6a6", "#c77dff",
 ];
 
-/// Values of one thing, one per label; a missing one is left out.
+/// Values of one subject, one per label; a missing one is left out.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Series {
     /// Entry in the legend.
     pub name: String,
-    /// In the order of the labels.
+    /// Values, in the order of the labels.
     pub points: Vec<Option<f64>>,
 }
 
 impl Series {
-    /// A series of these values.
+    /// Creates a series of these values.
     pub fn new(name: impl Into<String>, points: Vec<Option<f64>>) -> Self {
         Self {
             name: name.into(),
@@ -35,7 +35,7 @@ impl Series {
     }
 }
 
-/// Bars on a logarithmic scale: ratios are what is compared.
+/// Draws bars on a logarithmic scale, on which ratios can be compared.
 pub fn bars(title: &str, unit: &str, labels: &[&str], series: &[Series]) -> String {
     let (left, top, right, bottom) = FIELD;
     let floor = values(series)
@@ -86,7 +86,7 @@ pub fn bars(title: &str, unit: &str, labels: &[&str], series: &[Series]) -> Stri
     svg.end()
 }
 
-/// Lines over evenly spaced labels, from zero upwards.
+/// Draws lines over evenly spaced labels, from zero upwards.
 pub fn lines(title: &str, unit: &str, labels: &[&str], series: &[Series]) -> String {
     let (left, top, right, bottom) = FIELD;
     let most = values(series).fold(0.0, f64::max);
@@ -135,7 +135,8 @@ fn values(series: &[Series]) -> impl Iterator<Item = f64> {
         .filter(|value| value.is_finite())
 }
 
-/// 1, 2 or 5 times a power of ten, some five of which reach `most`.
+/// Returns the distance of the grid lines of an axis up to `most`: 1, 2 or 5 times a power of ten,
+/// at most six of them.
 fn step(most: f64) -> f64 {
     if most <= 0.0 {
         return 1.0;
@@ -147,7 +148,7 @@ fn step(most: f64) -> f64 {
         .unwrap_or(10.0 * unit)
 }
 
-/// A drawing in the making: text of SVG elements.
+/// A drawing under construction: text of SVG elements.
 struct Drawing {
     svg: String,
     series: Vec<String>,
@@ -176,7 +177,7 @@ impl Drawing {
         self.svg.push('\n');
     }
 
-    /// A horizontal line and what it stands for.
+    /// Draws a horizontal grid line and its value.
     fn grid(&mut self, y: f64, text: &str) {
         let (left, _, right, _) = FIELD;
         self.line(&format!(
@@ -190,7 +191,7 @@ impl Drawing {
         ));
     }
 
-    /// A word under the field.
+    /// Draws a label below the plot area.
     fn label(&mut self, x: f64, text: &str) {
         self.line(&format!(
             "<text x=\"{x:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>",
@@ -205,7 +206,7 @@ impl Drawing {
         ));
     }
 
-    /// The legend, and the end.
+    /// Draws the legend, and returns the complete document.
     fn end(mut self) -> String {
         for (which, name) in std::mem::take(&mut self.series).iter().enumerate() {
             let (row, column) = (which / IN_A_ROW, which % IN_A_ROW);
@@ -230,7 +231,7 @@ fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;")
 }
 
-/// A value on a linear axis.
+/// Formats a value of a linear axis.
 fn tick(value: f64) -> String {
     match value {
         v if v >= 1e4 => short(v),
@@ -239,7 +240,7 @@ fn tick(value: f64) -> String {
     }
 }
 
-/// A power of ten with a unit prefix.
+/// Formats `10^power` with a unit prefix.
 fn short_power(power: f64) -> String {
     match power as i32 {
         power @ ..0 => format!("{}", 10_f64.powi(power)),

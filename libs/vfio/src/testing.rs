@@ -1,9 +1,10 @@
-//! A kernel that tests control: type 1, version 2, without an IOMMU.
+//! Fake of the kernel's VFIO type 1 (version 2) interface, controlled by tests and without an
+//! IOMMU.
 //!
-//! [`FakeKernel`] answers as Linux 6.1 was seen to: a map over a mapping is EEXIST, an unmap that
-//! cuts one EINVAL with nothing unmapped, an unmap over gaps takes whole mappings and answers with
-//! their bytes, one where nothing is mapped succeeds with 0, the mapping past the limit is ENOSPC,
-//! locked memory past its limit is ENOMEM.
+//! [`FakeKernel`] answers as Linux 6.1 was observed to: a map over a mapping is EEXIST; an unmap
+//! that cuts a mapping is EINVAL, with nothing unmapped; an unmap over gaps removes whole mappings
+//! and returns their bytes; an unmap where nothing is mapped succeeds with 0; a mapping above the
+//! limit is ENOSPC; locked memory above its limit is ENOMEM.
 //!
 //! ```
 //! use dma_map::iova::{Access, IovaPfn, IovaRange};
@@ -34,7 +35,7 @@ use dma_map::iova::{Access, IovaPfn, IovaRange};
 use crate::error::Errno;
 use crate::map::Kernel;
 
-/// Mappings that type 1 allows a container unless it is configured otherwise.
+/// Number of mappings that type 1 allows in a container unless it is configured otherwise.
 pub const ENTRY_LIMIT: usize = 65_535;
 /// Time after which a wait of a test has failed.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -60,7 +61,7 @@ pub enum FakeCall {
     Detach,
 }
 
-/// Call, and what it was answered.
+/// A call and its answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FakeRecord {
     /// Call.
@@ -80,7 +81,7 @@ pub struct FakeMapping {
     pub access: Access,
 }
 
-/// Kernel of a container; clones are the same one.
+/// Kernel side of one container. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct FakeKernel(Arc<Shared>);
 
@@ -92,26 +93,26 @@ struct Shared {
 
 #[derive(Debug)]
 struct State {
-    /// By first page.
+    /// Mappings by first page.
     mapped: BTreeMap<u64, FakeMapping>,
     /// Bytes of all mappings.
     locked: u64,
     records: Vec<FakeRecord>,
-    /// Errors by place of the call in the records.
+    /// Planned errors, by the index of the call in `records`.
     errors: BTreeMap<usize, Errno>,
-    /// Answers of unmaps that do nothing, by place of the call.
+    /// Planned answers of unmaps that unmap nothing, by the index of the call.
     idle_unmaps: BTreeMap<usize, u64>,
-    /// Every call's error.
+    /// Error of every call for which no other is planned.
     error: Option<Errno>,
     entry_limit: usize,
     lock_limit: Option<u64>,
     allowed: Option<Vec<IovaRange>>,
     is_detachable: bool,
-    /// Calls wait.
+    /// Calls wait until they are released.
     is_held: bool,
-    /// Calls that may go on while others wait, in their order.
+    /// Number of waiting calls that may continue, the oldest first.
     permits: usize,
-    /// Calls that wait, by their place in the records.
+    /// Indices in `records` of the calls that wait.
     waiting: VecDeque<usize>,
 }
 
@@ -136,17 +137,18 @@ impl Default for State {
 }
 
 impl FakeKernel {
-    /// A container in which nothing is mapped.
+    /// Creates a container in which nothing is mapped.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Allows so many mappings: [`ENTRY_LIMIT`] at first.
+    /// Sets the largest number of mappings, [`ENTRY_LIMIT`] at first.
     pub fn limit_entries(&self, entries: usize) {
         self.state().entry_limit = entries;
     }
 
-    /// Allows so many bytes to be locked, counted by mapping; no limit at first.
+    /// Sets the largest number of bytes that may be locked, counted by mapping; at first there is
+    /// no limit.
     pub fn limit_locked(&self, bytes: u64) {
         self.state().lock_limit = Some(bytes);
     }
@@ -156,20 +158,20 @@ impl FakeKernel {
         self.state().allowed = Some(ranges.to_vec());
     }
 
-    /// Fails the `n`th call that begins from now on with `errno`, 0 being the next; it has no
-    /// effect then.
+    /// Fails the `n`th call that begins from now on with `errno`, 0 being the next. The call has no
+    /// effect.
     pub fn fail_nth(&self, n: usize, errno: Errno) {
         let mut state = self.state();
         let at = state.records.len() + n;
         state.errors.insert(at, errno);
     }
 
-    /// Fails every call that is answered from now on, held ones among them; `None`: no more.
+    /// Fails every call that is answered from now on, held ones included; `None` ends this.
     pub fn fail_all(&self, errno: Option<Errno>) {
         self.state().error = errno;
     }
 
-    /// Has the `n`th call that begins from now on, if it unmaps, do nothing and answer with
+    /// Makes the `n`th call that begins from now on, if it is an unmap, unmap nothing and return
     /// `bytes`.
     pub fn ignore_unmap_nth(&self, n: usize, bytes: u64) {
         let mut state = self.state();
@@ -177,14 +179,15 @@ impl FakeKernel {
         state.idle_unmaps.insert(at, bytes);
     }
 
-    /// Cancels what `fail_nth` and `ignore_unmap_nth` have planned.
+    /// Cancels the effects of `fail_nth` and `ignore_unmap_nth` on calls to come.
     pub fn forget_plans(&self) {
         let mut state = self.state();
         state.errors.clear();
         state.idle_unmaps.clear();
     }
 
-    /// Whether the groups can be taken off (they can at first), or a device is still open (EBUSY).
+    /// Sets whether the groups can be detached from the container, as at first. Otherwise detaching
+    /// is EBUSY, as if a device were still open.
     pub fn set_detachable(&self, is_detachable: bool) {
         self.state().is_detachable = is_detachable;
     }
@@ -209,7 +212,7 @@ impl FakeKernel {
         self.0.changed.notify_all();
     }
 
-    /// Waits until `count` calls have begun in all, held ones among them.
+    /// Waits until `count` calls have begun in all, held ones included.
     ///
     /// # Panics
     /// They have not within a minute.
@@ -228,7 +231,7 @@ impl FakeKernel {
         });
     }
 
-    /// Number of calls that are held now; those that were released are on their way.
+    /// Number of calls that are held now, without those already released.
     pub fn held(&self) -> usize {
         let state = self.state();
         match state.is_held {
@@ -352,7 +355,7 @@ impl State {
         (page <= mapping.range.last().raw()).then_some(*mapping)
     }
 
-    /// In the order of the kernel's checks.
+    /// Maps, with the checks in the kernel's order.
     fn map(&mut self, mapping: FakeMapping) -> Result<(), Errno> {
         let range = mapping.range;
         let len = range.len().ok_or(Errno(libc::EINVAL))?;
@@ -398,7 +401,7 @@ impl State {
     }
 }
 
-// SAFETY: no device reaches memory through it, before an unmap or after.
+// SAFETY: no device reaches memory through the fake, before an unmap or after.
 unsafe impl Kernel for FakeKernel {
     unsafe fn map_dma(&self, range: IovaRange, vaddr: u64, access: Access) -> Result<(), Errno> {
         let call = FakeCall::Map {

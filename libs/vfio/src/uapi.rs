@@ -1,11 +1,11 @@
-//! Definitions of `include/uapi/linux/vfio.h`: numbers of calls and the structures they take, in
-//! the order of that file.
+//! Definitions of `include/uapi/linux/vfio.h`: ioctl numbers and their argument structures, in the
+//! order of that file.
 
 use std::marker::PhantomData;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// A call: its name for errors, its number, and as a type parameter its argument.
+/// An ioctl: its name for error messages, its number, and its argument as a type parameter.
 pub struct Call<T> {
     pub name: &'static str,
     pub number: libc::c_ulong,
@@ -28,14 +28,14 @@ pub enum Value {}
 pub enum Descriptor {}
 /// A name that ends with a zero byte.
 pub enum Name {}
-/// [`DmaMap`], after which a device reaches memory: a call that is not safe with any argument.
+/// [`DmaMap`]. After the call a device can reach the memory, so the call is unsafe.
 pub enum Reach {}
-/// [`IommuType1Info`] or [`RegionInfo`] with capabilities behind it, as long as its first word
-/// says.
+/// [`IommuType1Info`] or [`RegionInfo`] with capabilities behind it. Its first word is the length
+/// of both.
 pub enum InfoBuffer {}
 /// [`IrqSet`] with file descriptors behind it.
 pub enum Descriptors {}
-/// Nothing.
+/// No argument.
 pub enum Nothing {}
 
 pub const GET_API_VERSION: Call<Value> = call("VFIO_GET_API_VERSION", 0);
@@ -117,25 +117,25 @@ pub const REGION_CAN_WRITE: u32 = 1 << 1;
 pub const REGION_CAN_MMAP: u32 = 1 << 2;
 /// There are capabilities from `cap_offset` on.
 pub const REGION_CAPS: u32 = 1 << 3;
-/// A region capability's id: the areas that can be mapped, where that is not all.
+/// Id of the region capability that lists the areas that can be mapped, where not all can.
 pub const CAP_SPARSE_MMAP: u16 = 1;
-/// A region capability's id: the pages of the MSI-X table can be mapped as well.
+/// Id of the region capability that allows the pages of the MSI-X table to be mapped as well.
 pub const CAP_MSIX_MAPPABLE: u16 = 3;
 /// The interrupts of this index can signal an eventfd.
 pub const IRQ_EVENTFD: u32 = 1 << 0;
-/// They can be masked and unmasked.
+/// The interrupts of this index can be masked and unmasked.
 pub const IRQ_MASKABLE: u32 = 1 << 1;
-/// The kernel masks each when it has signalled.
+/// The kernel masks an interrupt when it has signalled it.
 pub const IRQ_AUTOMASKED: u32 = 1 << 2;
-/// More vectors cannot be added while some are on.
+/// No vectors can be added while some are enabled.
 pub const IRQ_NORESIZE: u32 = 1 << 3;
 /// No data follows [`IrqSet`].
 pub const SET_DATA_NONE: u32 = 1 << 0;
-/// File descriptors of eventfds follow it, -1 for none.
+/// File descriptors of eventfds follow [`IrqSet`], -1 for none.
 pub const SET_DATA_EVENTFD: u32 = 1 << 2;
-/// The call is about unmasking.
+/// The call unmasks, or sets the eventfds that unmask.
 pub const SET_ACTION_UNMASK: u32 = 1 << 4;
-/// The call is about signalling.
+/// The call signals, or sets the eventfds to signal.
 pub const SET_ACTION_TRIGGER: u32 = 1 << 5;
 /// `PCI_CONFIG_REGION_INDEX`; BARs are 0 to 5.
 pub const CONFIG_REGION: u32 = 7;
@@ -143,20 +143,20 @@ pub const CONFIG_REGION: u32 = 7;
 pub const INFO_PGSIZES: u32 = 1 << 0;
 /// There are capabilities from `cap_offset` on.
 pub const INFO_CAPS: u32 = 1 << 1;
-/// A capability's id: ranges of allowed IOVAs.
+/// Id of the capability that lists the allowed IOVA ranges.
 pub const CAP_IOVA_RANGE: u16 = 1;
-/// A capability's id: how many more mappings there may be.
+/// Id of the capability that has the number of further mappings allowed.
 pub const CAP_DMA_AVAIL: u16 = 3;
-/// The device may read.
+/// The device may read the memory.
 pub const MAP_READ: u32 = 1 << 0;
-/// The device may write.
+/// The device may write the memory.
 pub const MAP_WRITE: u32 = 1 << 1;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// By the header: `_IO(0x3b, 100 + n)`, and where fields lie.
+    /// Numbers are `_IO(0x3b, 100 + n)`, and fields lie as in the header.
     #[test]
     fn numbers_and_layouts_are_those_of_the_header() {
         assert_eq!(GET_API_VERSION.number, 0x3b64);

@@ -1,4 +1,4 @@
-//! An assigned device as a function of a machine's owner.
+//! An assigned device as a function of the machine's owner (the thread that owns all functions).
 //!
 //! ```text
 //! guest's access ─ BAR ─▶ a memory slot (no exit)         areas: all pages but those of the MSI-X table
@@ -35,20 +35,21 @@ use crate::reach::Reach;
 use crate::shadow::Shadow;
 use crate::unreached::Unreached;
 
-/// Polls between two checks for a notice of the host about the device. Each check is a system call.
+/// Number of polls between two checks for an event of the host that concerns the device. Each check
+/// is a system call.
 const NOTICE_PERIOD: u32 = 4096;
 
 /// Parts of which a function is made.
 pub struct Parts<H, C> {
-    /// Its requester, as the guest sees it.
+    /// Requester id of the function, as the guest sees it.
     pub source: SourceId,
     /// The device.
     pub hardware: H,
     /// Configuration space, as the guest sees it.
     pub config: GuestConfig,
-    /// Areas of its BARs, and which of them trap.
+    /// Areas of its BARs: those that trap, and those that are mapped.
     pub areas: Areas,
-    /// Interrupts: a line for each vector.
+    /// Interrupt lines, one for each vector.
     pub lines: Box<dyn InterruptLines>,
     /// Its mappings.
     pub shadow: Shadow<C>,
@@ -56,7 +57,7 @@ pub struct Parts<H, C> {
     pub reach: Reach,
 }
 
-/// An assigned device. See the module's head.
+/// An assigned device. See the module documentation.
 pub struct Assigned<H, C> {
     source: SourceId,
     hardware: H,
@@ -65,21 +66,22 @@ pub struct Assigned<H, C> {
     lines: Box<dyn InterruptLines>,
     msi: Option<Msi>,
     msix: MsixTable,
-    /// Messages of the lines, as last set by this function.
+    /// Messages of the lines, as this function last set them.
     routed: Vec<Option<Message>>,
-    /// Vectors that the device signals.
+    /// Vectors that are enabled in the device.
     vectors: Vectors,
     is_master: bool,
     shadow: Shadow<C>,
     reach: Reach,
-    /// Cut off: the guest finds an empty slot.
+    /// The device is cut off: the guest finds an empty slot.
     is_gone: bool,
     unreached: Unreached,
     polls: u32,
 }
 
 impl<H: Hardware, C: Caller> Assigned<H, C> {
-    /// The function, with its device as the host has it: bus mastering off, no interrupts.
+    /// Creates the function. The host must have left the device with bus mastering off and without
+    /// interrupts.
     pub fn new(parts: Parts<H, C>) -> Self {
         let lines = Self::lines_of(&parts.config);
         let vectors = parts.config.msix().map_or(0, |msix| msix.vectors);
@@ -112,7 +114,8 @@ impl<H: Hardware, C: Caller> Assigned<H, C> {
         &mut self.shadow
     }
 
-    /// Vectors of a function with this configuration space: as many as it has lines.
+    /// Returns the number of interrupt lines, one for each vector, of a function with this
+    /// configuration space.
     pub fn lines_of(config: &GuestConfig) -> u16 {
         let msix = config.msix().map_or(0, |msix| msix.vectors);
         msix.max(config.msi().map_or(0, |msi| u16::from(msi.vectors())))
@@ -120,7 +123,7 @@ impl<H: Hardware, C: Caller> Assigned<H, C> {
 
     /// Applies the effects of a write to configuration space.
     fn follow<E>(&mut self, changed: config::Effects, out: &mut Effects<E>) {
-        // Neither table delivers: its messages go to lines.
+        // The tables deliver nothing themselves: their messages are set in the lines.
         let mut none = Vec::new();
         if let Some(command) = changed.command {
             self.is_master = command.bus_master;
@@ -144,8 +147,8 @@ impl<H: Hardware, C: Caller> Assigned<H, C> {
         self.route(out);
     }
 
-    /// Has the device signal the vectors that the guest has turned on. MSI-X before MSI: a driver
-    /// that has both on has made a mistake.
+    /// Enables in the device the vectors that the guest has enabled. If a guest has enabled both,
+    /// which is its error, MSI-X takes precedence over MSI.
     fn set_vectors(&mut self) {
         let registers: Option<MsiRegisters> = self.config.space().msi_registers();
         let vectors = if self.config.space().msix_control().0 {
@@ -161,7 +164,7 @@ impl<H: Hardware, C: Caller> Assigned<H, C> {
         if vectors == self.vectors {
             return;
         }
-        // All are handed over at once: later ones cannot be added.
+        // All vectors are enabled at once: later ones cannot be added (`VFIO_IRQ_INFO_NORESIZE`).
         self.vectors = match self.hardware.set_vectors(vectors) {
             Ok(()) => vectors,
             Err(error) => {
@@ -172,7 +175,7 @@ impl<H: Hardware, C: Caller> Assigned<H, C> {
         };
     }
 
-    /// Message of a line.
+    /// Returns the message of a line; `None` if an interrupt stays pending.
     fn message(&self, line: u16) -> Option<Message> {
         match self.vectors {
             Vectors::Off => None,
@@ -193,7 +196,7 @@ impl<H: Hardware, C: Caller> Assigned<H, C> {
         }
     }
 
-    /// Pending bits of the MSI-X vectors from the byte at `offset` of the array on.
+    /// Reads the pending bits of the MSI-X vectors, from the byte at `offset` of the array on.
     fn read_pending(&self, offset: u64, data: &mut [u8]) {
         let is_on = matches!(self.vectors, Vectors::Msix(_));
         for (at, byte) in (offset..).zip(data) {
@@ -222,7 +225,7 @@ impl<H: Hardware, C: Caller> Assigned<H, C> {
         }
     }
 
-    /// Resets the device, which the guest has asked for.
+    /// Resets the device, at the guest's request.
     fn reset<E>(&mut self, out: &mut Effects<E>) {
         let changed = self.config.reset();
         self.follow(changed, out);
@@ -234,7 +237,7 @@ impl<H: Hardware, C: Caller> Assigned<H, C> {
         self.shadow.reset_device();
     }
 
-    /// The device does no DMA any more, and the guest finds an empty slot.
+    /// Ends the device's DMA. The guest finds an empty slot from then on.
     #[cold]
     fn cut_off(&mut self, why: &str) {
         if self.is_gone {
@@ -313,7 +316,7 @@ impl<H: Hardware, C: Caller, E> Function<E> for Assigned<H, C> {
         }
         let pieces: Vec<_> = self.areas.pieces(bar, offset, data.len() as u64).collect();
         for piece in pieces {
-            // Inside `data`, of 8 bytes at most.
+            // The range is inside `data`, which has at most 8 bytes.
             let part = &mut data[piece.bytes.start as usize..piece.bytes.end as usize];
             match piece.target {
                 Target::MsixTable(at) => self.msix.read(at, part),

@@ -1,9 +1,8 @@
-//! Detection of a device that its guest drives although it reaches nothing, since translation is
-//! off.
+//! Detection of a device that its guest uses although DMA of the device reaches no memory, because
+//! the guest has not enabled translation in its IOMMU.
 //!
-//! The guest's driver only sees that requests time out. So the user gets one warning with the
-//! reason, after some time: a system that uses its IOMMU turns translation on before its drivers
-//! start.
+//! The guest's driver only sees requests time out. So the user gets one warning with the reason. It
+//! is delayed, since a system that uses its IOMMU enables translation before its drivers start.
 
 /// Duration of bus mastering without translation after which the warning is due, in ns.
 const PATIENCE: u64 = 2_000_000_000;
@@ -47,7 +46,7 @@ mod tests {
         assert!(!unreached.look(true, 5));
         assert_eq!(unreached.deadline(), Some(5 + PATIENCE));
         assert!(!unreached.look(true, 4 + PATIENCE));
-        // Translation came on meanwhile.
+        // Translation was enabled meanwhile.
         assert!(!unreached.look(false, 5 + PATIENCE));
         assert_eq!(unreached.deadline(), None);
         assert!(!unreached.look(true, 6 + PATIENCE));

@@ -19,7 +19,7 @@ use std::time::Duration;
 #[derive(Default)]
 struct State {
     queue: Vec<u8>,
-    /// Bytes that the thread is writing.
+    /// Number of bytes that the thread is writing.
     under_way: usize,
     /// Waiting for room has ended for good ([`Sink::let_go`]).
     is_let_go: bool,
@@ -42,25 +42,25 @@ struct Shared {
 
 impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
-        // Every change leaves the queue whole.
+        // Every change leaves the queue consistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// One way out. Clones share it.
+/// Handle of the queue. Clones share it.
 #[derive(Clone, Default)]
 pub struct Sink(Option<Arc<Shared>>);
 
 impl Sink {
-    /// Bytes that wait at most, as many as a pipe holds.
+    /// Largest number of queued bytes, as many as a pipe holds.
     pub const CAPACITY: usize = 64 << 10;
 
-    /// Takes everything and writes nothing.
+    /// Creates a sink that discards everything.
     pub fn nowhere() -> Self {
         Self(None)
     }
 
-    /// Writes to `output`, on a thread named `name`.
+    /// Creates a sink that writes to `output`, on a thread named `name`.
     ///
     /// # Errors
     /// No thread can be started.
@@ -98,7 +98,7 @@ impl Sink {
     pub fn offer(&self, bytes: &[u8]) -> bool {
         let Some(shared) = &self.0 else { return true };
         let mut state = shared.state();
-        // One that is longer than the whole queue goes when the queue is empty.
+        // Bytes that exceed the capacity are accepted when the queue is empty.
         let has_room = state.len() == 0 || state.len() + bytes.len() <= Self::CAPACITY;
         if has_room {
             state.queue.extend_from_slice(bytes);
@@ -107,7 +107,7 @@ impl Sink {
         has_room
     }
 
-    /// Ends all waiting for room.
+    /// Ends all waiting for room, for good.
     pub fn let_go(&self) {
         let Some(shared) = &self.0 else { return };
         shared.state().is_let_go = true;
@@ -124,7 +124,7 @@ impl Sink {
     }
 }
 
-/// For a chip that transmits.
+/// Output of an emulated UART: accepts bytes without waiting.
 impl Write for Sink {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.add(bytes);

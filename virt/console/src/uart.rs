@@ -1,12 +1,12 @@
 //! COM1: a 16550A (from `vm-superio`) on eight ports, its interrupt on an I/O APIC pin.
 //!
 //! vCPU threads call through [`BusDevice`]. The console's thread calls [`Uart::offer`], which never
-//! waits: bytes for which the guest has no room stay with the caller, and a descriptor notifies it
-//! when the guest has read what it had. One lock guards the chip. A byte written is handed to the
-//! output's [`Sink`] under it, which keeps the order of several vCPUs' bytes. A vCPU whose output
-//! is not read waits in the sink, *before* it takes the lock, until there is room or the machine
-//! ends. The interrupt is raised under the lock too: I/O APIC and KVM never call back into the
-//! UART.
+//! waits: bytes for which the receive buffer has no room stay with the caller, and an eventfd
+//! notifies it when the guest has emptied the buffer. One lock guards the chip. A byte that a vCPU
+//! writes is added to the output's [`Sink`] under the lock, which keeps the order of several vCPUs'
+//! bytes. A vCPU whose output is not read waits in the sink, *before* it takes the lock, until
+//! there is room or the machine ends. The interrupt is raised under the lock too: I/O APIC and KVM
+//! never call back into the UART.
 
 use std::convert::Infallible;
 use std::io;
@@ -22,7 +22,7 @@ use platform::ioapic::Ioapic;
 
 use crate::sink::Sink;
 
-/// One I/O APIC pin as a push-button.
+/// One I/O APIC pin. A trigger is a pulse on it.
 struct Pin {
     ioapic: Arc<Ioapic>,
     number: u8,
@@ -41,7 +41,8 @@ struct Chip {
     serial: Serial<Pin, NoEvents, Sink>,
     /// Capacity of the receive buffer, in bytes.
     depth: usize,
-    /// The caller of [`Uart::offer`] has more bytes and is notified when the buffer is empty.
+    /// The caller of [`Uart::offer`] has more bytes, and is to be notified when the buffer is
+    /// empty.
     is_awaited: bool,
 }
 
@@ -55,7 +56,7 @@ const IER_RECEIVED: u8 = 1;
 const LCR_DIVISOR: u8 = 0x80;
 
 impl Chip {
-    /// Bytes wait for the guest.
+    /// Returns whether bytes wait for the guest.
     fn has_received(&self) -> bool {
         self.serial.fifo_capacity() < self.depth
     }
@@ -69,13 +70,13 @@ impl Chip {
         }
         let enabled = self.serial.read(IER);
         if enabled & IER_RECEIVED != 0 {
-            // Enabling it anew raises it. The pin cannot fail.
+            // Writing the enable bit again raises the interrupt. The pin cannot fail.
             let _ = self.serial.write(IER, enabled);
         }
     }
 }
 
-/// The chip. See the module's head.
+/// The emulated UART. See the module documentation.
 pub struct Uart {
     chip: Mutex<Chip>,
     output: Sink,
@@ -83,10 +84,10 @@ pub struct Uart {
 }
 
 impl Uart {
-    /// A chip that fires pin `pin` of `ioapic` and sends its bytes to `output`.
+    /// Creates a chip that pulses pin `pin` of `ioapic` and sends its bytes to `output`.
     ///
     /// # Errors
-    /// No eventfd.
+    /// No eventfd can be created.
     pub fn new(ioapic: Arc<Ioapic>, pin: u8, output: Sink) -> io::Result<Self> {
         let trigger = Pin {
             ioapic,
@@ -113,8 +114,8 @@ impl Uart {
     /// number. If it was not all, [`emptied_fd`](Self::emptied_fd) becomes readable when the guest
     /// has read everything.
     pub fn offer(&self, bytes: &[u8]) -> usize {
-        // Before the lock: an event of the time before is over, one that comes later is for this
-        // offer.
+        // Before the lock: this clears the event of an earlier offer. A later event belongs to this
+        // one.
         let _ = self.emptied.read();
         let mut chip = self.chip();
         let len = bytes.len().min(chip.serial.fifo_capacity());
@@ -127,7 +128,7 @@ impl Uart {
         len
     }
 
-    /// See [`offer`](Self::offer).
+    /// Returns the eventfd that [`offer`](Self::offer) describes.
     pub fn emptied_fd(&self) -> RawFd {
         self.emptied.as_raw_fd()
     }
@@ -145,7 +146,7 @@ impl BusDevice for Uart {
         let tells = !chip.has_received() && std::mem::take(&mut chip.is_awaited);
         drop(chip);
         if tells {
-            // Fails only when the counter is full, and then it is readable.
+            // Fails only if the counter is full, and then the eventfd is readable already.
             let _ = self.emptied.write(1);
         }
         AccessCause::Register

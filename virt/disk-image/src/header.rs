@@ -1,24 +1,25 @@
 //! The qcow2 header, as far as this crate must know it (QEMU's `docs/interop/qcow2.txt`, "Header").
 //!
-//! The library reads it again for itself. It is read here first because the library takes no notice
-//! of encryption, writes to images before it has seen that it cannot, and checks no offset against
-//! the file; and because the storage layer must know where the tables are. What is only read is
-//! shown to the library with a header that has nothing but what was checked here
+//! The library (`imago`) reads the header again. It is read here first for two reasons: the library
+//! ignores encryption, writes to an image before it has found that it cannot, and checks no offset
+//! against the file's length; and the storage layer must know where the tables are. For an image
+//! that is only read, the library gets a header with only the fields checked here
 //! ([`Layout::bare_header`]). All numbers are big-endian.
 //!
-//! [`Layout::parse`] refuses what spoils reading, [`Layout::check_counts`] what spoils writing.
+//! [`Layout::parse`] refuses images that cannot be read, [`Layout::check_counts`] those that cannot
+//! be written.
 
 use std::io;
 
 use crate::file_io::{FileIo, read_known};
 use crate::options::ImageErrorKind;
 
-/// Bits of a table entry that are an offset in the file (§ "L1 table entry", "Refcount table
+/// Bits of a table entry that hold an offset in the file (§ "L1 table entry", "Refcount table
 /// entry").
 pub(crate) const OFFSET_MASK: u64 = 0x00ff_ffff_ffff_fe00;
 /// An L2 entry refers to compressed data (§ "L2 table entry").
 pub(crate) const COMPRESSED: u64 = 1 << 62;
-/// Bytes of the header that are looked at: version 3 without extensions.
+/// Bytes of the header that are read: a header of version 3 without extensions.
 pub(crate) const HEADER_BYTES: usize = 104;
 /// Bytes of a header of version 2.
 const V2_HEADER_BYTES: u64 = 72;
@@ -29,7 +30,7 @@ const MAGIC: u32 = 0x5146_49fb;
 const MAX_L1_BYTES: u64 = 32 << 20;
 /// Largest refcount table, in bytes (likewise).
 const MAX_REFTABLE_BYTES: u64 = 8 << 20;
-/// Reference counts are out of date (incompatible feature 0): of no meaning to a reader.
+/// Reference counts are out of date (incompatible feature 0). Reading does not need them.
 const DIRTY: u64 = 1;
 /// QEMU has found the image corrupt (incompatible feature 1).
 const CORRUPT: u64 = 1 << 1;
@@ -40,12 +41,12 @@ const INCOMPATIBLE: [&str; 3] = [
     "extended L2 entries are",
 ];
 
-/// Reads a big-endian number at `at`; the caller has checked that it lies inside.
+/// Reads a big-endian 32-bit number at `at`; the caller has checked that it lies inside.
 pub(crate) fn be32(bytes: &[u8], at: usize) -> u32 {
     u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
 }
 
-/// Likewise of 64 bits.
+/// Reads a big-endian 64-bit number at `at`; the caller has checked that it lies inside.
 pub(crate) fn be64(bytes: &[u8], at: usize) -> u64 {
     u64::from(be32(bytes, at)) << 32 | u64::from(be32(bytes, at + 4))
 }
@@ -97,7 +98,7 @@ impl Layout {
             l1_offset: be64(header, 40),
             l1_entries: u64::from(be32(header, 36)),
             reftable_offset: be64(header, 48),
-            // Shifted by at most 21 once `cluster_bits` is checked.
+            // Set below, once `cluster_bits`, by which it is shifted, is checked.
             reftable_bytes: 0,
             refcount_order: if version == 2 { 4 } else { be32(header, 96) },
             version,
@@ -141,7 +142,7 @@ impl Layout {
         Ok(layout)
     }
 
-    /// Checks what writing needs beyond that: that clusters can be counted.
+    /// Checks what writing needs in addition: usable reference counts.
     pub(crate) fn check_counts(
         &self,
         header: &[u8; HEADER_BYTES],
@@ -165,15 +166,15 @@ impl Layout {
         )
     }
 
-    /// Whether the refcount table is where one can be.
+    /// Returns whether offset and size of the refcount table are valid in a file of this length.
     pub(crate) fn has_reftable(&self, file_len: u64) -> bool {
         let (offset, bytes) = (self.reftable_offset, self.reftable_bytes);
         self.check_table("refcount", offset, bytes, MAX_REFTABLE_BYTES, file_len)
             .is_ok()
     }
 
-    /// Returns a header for a library that is to read the image and no more: the checked fields,
-    /// without extensions and without a backing file.
+    /// Returns the header for a library that only reads the image: the checked fields, without
+    /// extensions and without a backing file.
     pub(crate) fn bare_header(&self) -> [u8; BARE_HEADER_BYTES] {
         let mut header = [0; BARE_HEADER_BYTES];
         let mut put = |at: usize, bytes: &[u8]| header[at..at + bytes.len()].copy_from_slice(bytes);

@@ -1,8 +1,8 @@
-//! Opening an image in trial: what [`ImageDisk::open`](crate::ImageDisk::open) would refuse is
-//! refused here, by the same code, but nothing is locked and no byte of a file changes.
+//! Trial opening of an image. It fails where [`ImageDisk::open`](crate::ImageDisk::open) would
+//! fail, by the same code, but locks nothing and changes no byte of a file.
 //!
-//! Files are opened for reading. What opening would write (a header, counts that a power cut has
-//! left too low) goes to memory in front of the file.
+//! Files are opened for reading. Data that opening would write (a header, reference counts that a
+//! power failure has left too low) are kept in memory, as an overlay of the file.
 
 use std::fs::File;
 use std::io;
@@ -20,33 +20,33 @@ use crate::lock::Access;
 /// A file that would be in use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileUse {
-    /// As it was given, or as the image before it names it.
+    /// Path as given by the caller, or as named by the image that this one backs.
     pub path: PathBuf,
     /// Device and inode, by which two paths to one file are recognized.
     pub identity: (u64, u64),
-    /// Access that the opening asked for.
+    /// Access with which the file would be opened.
     pub access: Access,
 }
 
-/// Whether this process may write to the file at `path`.
+/// Checks whether this process may write to the file at `path`.
 pub(crate) fn may_write(path: &Path) -> io::Result<()> {
     let may = |flags| faccessat(AT_FDCWD, path, AccessFlags::W_OK, flags);
     let asked = match may(AtFlags::AT_EACCESS) {
-        // What old seccomp profiles say to faccessat2 instead of ENOSYS; its predecessor goes by
-        // the real user.
+        // Old seccomp profiles answer faccessat2 with EPERM instead of ENOSYS. Without flags the
+        // older call is used, which checks the real user id.
         Err(Errno::EPERM) => may(AtFlags::empty()),
         asked => asked,
     };
     Ok(asked?)
 }
 
-/// A file overlaid with the writes since.
+/// A file with an overlay in memory that has all writes.
 pub(crate) struct Overlay {
     file: File,
     written: Mutex<Written>,
 }
 
-/// Pieces that were written, in order, and the length that the file would have.
+/// Written pieces with their offsets, in order, and the length that the file would have.
 #[derive(Default)]
 struct Written {
     pieces: Vec<(u64, Vec<u8>)>,
@@ -100,7 +100,7 @@ impl FileIo for Overlay {
     }
 
     fn fallocate(&self, _: FallocateFlags, _: u64, _: u64) -> io::Result<()> {
-        // Space is not allocated; the callers do not need it.
+        // The overlay allocates no space, and the callers do not depend on it.
         Err(io::ErrorKind::Unsupported.into())
     }
 

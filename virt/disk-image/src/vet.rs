@@ -1,19 +1,18 @@
 //! L2 tables of images that are only read, checked each time one is read from the file.
 //!
-//! An image that is written to is checked whole before (see [`crate::check`]). Here that would be
-//! too much, for a chain may have many large files of which a guest reads little. So when the image
-//! is opened only the L1 table is checked: it is in the file, and the L2 tables it refers to are
-//! there too, whole, and nowhere else's. An L2 table is checked on its way from the file to the
-//! library.
+//! An image that is opened for writing is checked whole beforehand (see [`crate::check`]). For one
+//! that is only read this would take too long: a chain may have many large files of which a guest
+//! reads little. So at opening only the L1 table is checked: it lies in the file, and so does each
+//! L2 table that it refers to, without an overlap with other metadata. An L2 table is checked when
+//! the library reads it from the file.
 //!
-//! An entry at fault is replaced there by one that the library takes for good and that leads
-//! outside of every file: to [`TRAP`], and from there as many steps as say what is wrong. So what
-//! fails is a read of that cluster and of no other, wherever in a chain the image is. The file is
-//! not written, nor is the table: the library has it for reading.
-//!
-//! Of no meaning to a reader, and not looked at: reference counts, the flag that a count is one,
-//! the cluster that is kept for one that reads as zeroes, and whether two clusters of the disk
-//! share one of the file.
+//! A faulty entry is replaced, in the library's copy of the table, by one that the library accepts
+//! and that leads past the end of every file: to [`TRAP`] plus a multiple of `TRAP_STEP` that
+//! encodes the fault. So only reads of that cluster fail, wherever in a chain the image is. Neither
+//! the file nor its table is written.
+//! Not checked, since reading does not depend on them: reference counts, the flag that a count is
+//! one, the cluster that is allocated for one that reads as zeroes, and whether two clusters of the
+//! disk share one of the file.
 //!
 //! Cost, for a table of 64 KiB: about as much as reading it from the page cache. Memory: 16 bytes
 //! for each L2 table and refcount block.
@@ -27,24 +26,25 @@ use crate::file_io::{FileIo, read_known};
 use crate::header::{COMPRESSED, Layout, OFFSET_MASK, be64};
 use crate::options::ImageErrorKind;
 
-/// Offset that entries at fault are replaced with: no file is as long (64 PiB), and every size of
-/// clusters divides it.
+/// Offset with which faulty entries are replaced (almost 64 PiB): no file is as long, and every
+/// cluster size divides it.
 pub(crate) const TRAP: u64 = 0x00ff_0000_0000_0000;
-/// A step behind it for each kind of fault: the largest cluster.
+/// Distance between the offsets of two kinds of fault: the largest cluster size.
 const TRAP_STEP: u64 = 2 << 20;
 
-/// The fault of the mapping that leads to this offset, if it is one of ours.
+/// Returns the fault that `offset` encodes, if it is one of [`trap`].
 pub(crate) fn trapped(offset: u64) -> Option<EntryFault> {
     let step = offset.checked_sub(TRAP)? / TRAP_STEP;
     EntryFault::ALL.get(usize::try_from(step).ok()?).copied()
 }
 
+/// Returns the offset that encodes `fault`.
 fn trap(fault: EntryFault) -> u64 {
     let step = EntryFault::ALL.iter().position(|kind| *kind == fault);
     TRAP + step.unwrap_or(0) as u64 * TRAP_STEP
 }
 
-/// Owner of a cluster that is no data.
+/// Use of a cluster that holds no data of the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Owner {
     /// The L2 table of this entry of the L1 table.
@@ -53,12 +53,12 @@ enum Owner {
     Other,
 }
 
-/// The clusters of an image's file that have no data, of an image that is only read.
+/// Clusters of a file that hold metadata, for an image that is only read.
 pub(crate) struct Tables {
     layout: Layout,
     /// Length of the file.
     len: u64,
-    /// By number of the cluster, each once.
+    /// Sorted by cluster number; each cluster occurs once.
     owners: Vec<(u64, Owner)>,
 }
 
@@ -89,7 +89,7 @@ impl Tables {
                     .map(|block| (block >> bits, Owner::Other)),
             );
         }
-        // What only snapshots need does not hinder a reader of the disk.
+        // Errors in snapshots are ignored: a reader of the disk does not need them.
         ranges.extend(check::snapshots(file, layout, len).unwrap_or_default());
         for (offset, bytes) in ranges {
             let clusters = offset >> bits..=(offset + (bytes - 1)) >> bits;
@@ -123,7 +123,7 @@ impl Tables {
         })
     }
 
-    /// The entry of the L1 table that refers to the L2 table that lies in this range exactly.
+    /// Returns the index of the L1 entry whose L2 table lies exactly in this range.
     pub(crate) fn l2_table(&self, offset: u64, len: u64) -> Option<u32> {
         if len != self.layout.cluster_bytes() || !offset.is_multiple_of(len) {
             return None;
@@ -142,10 +142,11 @@ impl Tables {
         &self.layout
     }
 
-    /// Replaces wrong entries of an L2 table. Returns whether it refers to compressed data.
+    /// Replaces faulty entries of the L2 table of L1 entry `index`. Returns whether the table
+    /// refers to compressed data.
     pub(crate) fn vet(&self, file: &dyn FileIo, index: u32, table: &mut [u8]) -> io::Result<bool> {
         let mut guest = u64::from(index) * self.layout.l2_span();
-        // Clusters around the last one looked up, all of data.
+        // Range of clusters around the last one checked that hold no metadata.
         let mut data = 0..0;
         let mut any_packed = false;
         for word in table.as_chunks_mut::<8>().0 {
@@ -165,7 +166,7 @@ impl Tables {
         Ok(any_packed)
     }
 
-    /// The entry as a reader needs it.
+    /// Returns the entry to give to the library, or the fault in it.
     fn judge(
         &self,
         file: &dyn FileIo,
@@ -197,7 +198,7 @@ impl Tables {
         Ok(match sound {
             Err(fault) => Err(fault),
             Ok(()) if data.contains(&first) && data.contains(&last) => {
-                // The library takes the flag of a standard cluster for a fault of a compressed one.
+                // The library rejects this flag in the entry of a compressed cluster.
                 Ok(if entry & COMPRESSED == 0 {
                     entry
                 } else {
@@ -208,10 +209,11 @@ impl Tables {
         })
     }
 
-    /// The clusters around this one up to the next that have no data; empty: it has none itself.
+    /// Returns the range of clusters without metadata around this one; it is empty if this one
+    /// holds metadata.
     fn data_around(&self, cluster: u64) -> Range<u64> {
         let at = self.owners.partition_point(|(owned, _)| *owned < cluster);
-        // The header is before every other.
+        // Cluster 0, the header, precedes every other.
         let after = at.checked_sub(1).map_or(0, |at| self.owners[at].0 + 1);
         match self.owners.get(at) {
             Some((owned, _)) if *owned == cluster => 0..0,

@@ -1,18 +1,19 @@
-//! Findings about a guest that keeps the processor in direct mode, and their consequences (§3.7.2).
+//! Findings about a guest that keeps the processor in direct mode, and their consequences (§3.7.2
+//! of Amit's thesis).
 //!
 //! A guest in direct mode can keep the processor without a single exit: with interrupts masked, or
-//! with an assigned vector in service forever, which blocks all of its class and below. Only an
-//! interrupt that cannot be masked still exits, the watchdog's. It takes the pending interrupts of
-//! the host, so that these are never later than the watchdog's period; and it checks the vectors in
-//! service ([`Service`]).
+//! with an assigned vector in service forever, which blocks all vectors of its priority class and
+//! below. Only a non-maskable interrupt still exits, the watchdog's. It handles the pending
+//! interrupts of the host, so these are never later than the watchdog's period; and it checks the
+//! vectors in service ([`Service`]).
 //!
-//! No finding is permanent. [`Masking`] counts those that harm the host, by a pending tick of the
-//! host ([`Ticks`]), at times that no guest can avoid ([`Samples`]).
+//! No finding has a permanent consequence. [`Masking`] counts the findings that a tick of the host
+//! ([`Ticks`]) waits behind the guest's mask, at times that the guest cannot avoid ([`Samples`]).
 
-/// Ticks of the watchdog in a row, each of which finds something of the guest's in service.
+/// Counter of consecutive watchdog ticks each of which finds a vector of the guest's in service.
 ///
-/// A guest that ends its interrupts is found so as well, if it spends most of its time in handlers:
-/// the consequence is only some exits, until it has ended the interrupts in service.
+/// A guest that does end its interrupts is found as well if it spends most of its time in handlers.
+/// The consequence is only some exits, until it has ended the interrupts in service.
 #[derive(Clone, Debug)]
 pub struct Service {
     limit: u32,
@@ -33,8 +34,8 @@ impl Service {
         Self { limit, ticks: 0 }
     }
 
-    /// Counts a tick that finds any vector of the guest's in service, or none. Returns whether
-    /// those in service must be ended now, and be virtual from here on
+    /// Counts a tick. `is_held`: it finds a vector of the guest's in service. Returns whether the
+    /// vectors in service must be ended now at the real local APIC and kept virtual from here on
     /// ([`Core::fall_back`](crate::Core::fall_back)).
     pub fn tick(&mut self, is_held: bool) -> bool {
         self.ticks = if is_held { self.ticks + 1 } else { 0 };
@@ -46,17 +47,18 @@ impl Service {
     }
 }
 
-/// The host's periodic tick, by a clock: when each is due.
+/// Schedule of the host's periodic tick, by a clock.
 #[derive(Clone, Copy, Debug)]
 pub struct Ticks {
     start_us: u64,
     period_us: u64,
-    /// Number of the last that was due when one was taken last.
+    /// Number of the latest tick that was due at the last call of [`take`](Self::take).
     taken: u64,
 }
 
 impl Ticks {
-    /// Started then, the first due a period later.
+    /// Creates the schedule of a timer that was started at `start_us`: the first tick is due a
+    /// period later.
     #[must_use]
     pub const fn new(start_us: u64, period_us: u64) -> Self {
         Self {
@@ -66,11 +68,11 @@ impl Ticks {
         }
     }
 
-    /// Takes a tick, and those that have merged with it. Returns the µs since the first of them was
-    /// due.
+    /// Takes a tick, and those that have merged into it. Returns the time since the first of them
+    /// was due, in µs.
     pub fn take(&mut self, now_us: u64) -> u64 {
         let due_us = self.start_us + (self.taken + 1) * self.period_us;
-        // When the timer was started is known a little too late.
+        // `start_us` is read shortly after the timer was started, so a tick may seem early.
         let ahead_us = self.period_us / 64;
         let since_us = now_us.saturating_sub(self.start_us);
         self.taken = self.taken.max((since_us + ahead_us) / self.period_us);
@@ -81,20 +83,21 @@ impl Ticks {
 /// Findings that a guest in direct mode masks interrupts while a tick of the host's waits, over a
 /// sliding time.
 ///
-/// Only a tick that cannot be masked detects that; a late interrupt of the host's alone may be
-/// caused by the machine. Such ticks come from the watchdog, which a guest can predict, and at
-/// random times between ([`Samples`]), which it cannot: so the fraction of ticks with a finding
-/// equals the fraction of time, however a guest distributes its masking. Six findings within a
-/// second cause injection mode for a second, in which physical interrupts exit regardless of the
-/// guest's masking. A tick that is late by less than half the time to the next is no finding. The
-/// resulting bound: each of the host's ticks is late by at most one period of the watchdog, and the
-/// ticks that merge because of it are those of six findings in a second.
+/// Only a non-maskable tick detects that; a late interrupt of the host alone may have another
+/// cause. Such ticks come from the watchdog, which a guest can predict, and at random times between
+/// ([`Samples`]), which it cannot: so the fraction of ticks with a finding equals the fraction of
+/// time, however a guest distributes its masking. Six findings within a second cause injection mode
+/// for a second, in which physical interrupts exit regardless of the guest's masking. A tick that
+/// is late by less than half its period is no finding. The resulting bound: each of the host's
+/// ticks is late by at most one period of the watchdog, and ticks merge only because of the six
+/// findings of a second.
 #[derive(Clone, Debug)]
 pub struct Masking {
+    /// Least lateness of a finding, in µs.
     least_us: u64,
     /// Times of the last findings, in µs, the oldest first.
     findings_us: [Option<u64>; Self::FINDINGS],
-    /// Injection until then.
+    /// End of injection mode, in µs.
     until_us: u64,
 }
 
@@ -103,7 +106,7 @@ const SECOND_US: u64 = 1_000_000;
 impl Masking {
     const FINDINGS: usize = 6;
 
-    /// For a tick of this period.
+    /// Creates the detector for a host tick of this period.
     #[must_use]
     pub const fn new(tick_us: u64) -> Self {
         Self {
@@ -113,8 +116,8 @@ impl Masking {
         }
     }
 
-    /// A tick of the host's, late by so much, was found waiting for a guest that masks it. Whether
-    /// injection is due from now on.
+    /// Records that a tick of the host, late by `late_us`, was found waiting behind the guest's
+    /// mask. Returns whether injection mode is due from now on.
     pub fn found(&mut self, late_us: u64, now_us: u64) -> bool {
         if late_us < self.least_us {
             return false;
@@ -130,7 +133,7 @@ impl Masking {
         is_due
     }
 
-    /// Returns whether injection has ended.
+    /// Returns whether injection mode has ended.
     #[must_use]
     pub const fn is_over(&self, now_us: u64) -> bool {
         now_us >= self.until_us
@@ -148,17 +151,17 @@ pub struct Samples {
     watchdog_us: u64,
 }
 
-/// Source of a tick that cannot be masked, of those that may have merged into it.
+/// Sources of a non-maskable tick. Two ticks may have merged into one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Came {
-    /// One of [`Samples`].
+    /// One of [`Samples`] was due.
     pub sample: bool,
-    /// The watchdog's.
+    /// The watchdog's was due.
     pub watchdog: bool,
 }
 
 impl Samples {
-    /// Beside a watchdog of this period.
+    /// Creates samples for a watchdog of this period.
     #[must_use]
     pub const fn new(watchdog_us: u64) -> Self {
         Self {
@@ -169,14 +172,15 @@ impl Samples {
         }
     }
 
-    /// Whether there is a moment to come, as far as is known.
+    /// Whether no new sample is to be set: one is, or there are none (a period of 0).
     #[must_use]
     pub const fn is_set(&self) -> bool {
         self.due_us.is_some() || self.mean_us == 0
     }
 
-    /// The next moment, if there is none to come; `entropy` is something that a guest does not
-    /// know. One that is missed while it is set is taken with the watchdog's next tick.
+    /// Chooses and returns the time of the next sample if none is set; `entropy` is a value that a
+    /// guest does not know. A sample whose time passes before its timer is set is taken with the
+    /// watchdog's next tick.
     pub fn next(&mut self, now_us: u64, entropy: u64) -> Option<u64> {
         if self.is_set() {
             return None;
@@ -187,14 +191,15 @@ impl Samples {
         state ^= state >> 7;
         state ^= state << 17;
         self.state = state;
-        // From a tenth of the mean on: none is missed while it is set.
+        // At least a tenth of the mean ahead, so that the time does not pass before the timer is
+        // set.
         let least_us = self.mean_us / 10;
         let due_us = now_us + least_us + (state >> 16) % (2 * (self.mean_us - least_us)).max(1);
         self.due_us = Some(due_us);
         self.due_us
     }
 
-    /// A tick that cannot be masked came. It is the watchdog's too if that one is due as well.
+    /// Records a non-maskable tick. It is also the watchdog's if that is due as well.
     pub fn take(&mut self, now_us: u64) -> Came {
         let sample = self.due_us.is_some_and(|due_us| due_us <= now_us);
         if sample {
@@ -230,21 +235,21 @@ mod tests {
     fn a_tick_is_late_by_the_first_that_merged_into_it() {
         let mut ticks = Ticks::new(1_000, 5_000);
         assert_eq!(ticks.take(6_010), 10);
-        // A little early, by this clock: it is that of 11 ms.
+        // A little early by this clock: it is the tick of 11 ms.
         assert_eq!(ticks.take(10_990), 0);
         assert_eq!(ticks.take(16_100), 100);
         // Those of 21, 26 and 31 ms.
         assert_eq!(ticks.take(34_000), 13_000);
         assert_eq!(ticks.take(36_000), 0);
-        // Late by nearly a period: that of 46 ms is another.
+        // Late by nearly a period: the tick of 46 ms is another one.
         assert_eq!(ticks.take(45_900), 4_900);
         assert_eq!(ticks.take(46_000), 0);
         assert_eq!(ticks.take(51_000), 0);
     }
 
-    /// The host's ticks that are taken, the longest time between two, and how often there was
-    /// injection, while the guest is masked by turns, for `masked_us` and open for `open_us`;
-    /// `phase_us` off the watchdog.
+    /// Simulates a guest that masks interrupts for `masked_us` and accepts them for `open_us` by
+    /// turns, shifted by `phase_us` against the watchdog. Returns the number of host ticks taken,
+    /// the longest time between two, and the number of times that injection mode began.
     fn host(masked_us: u64, open_us: u64, phase_us: u64, seconds: u64) -> (u64, u64, u64) {
         const STEP: u64 = 50;
         let (watchdog, period) = (20_000, 5_000);
@@ -285,7 +290,7 @@ mod tests {
      {
         const SECONDS: u64 = 5;
         let made = SECONDS * 200 - 1;
-        // Open: all of them.
+        // A guest that never masks: all ticks are taken.
         assert_eq!(host(0, 1_000, 0, SECONDS), (made, 5_000, 0));
         let mut masked = vec![(u64::MAX / 2, 0)];
         for masked_us in (1_000..30_000)

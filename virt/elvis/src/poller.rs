@@ -1,12 +1,13 @@
-//! The I/O core's part: its settings, the queue that it polls, and which interrupts follow.
+//! The part of the device that the I/O core runs: its settings, the queue that it polls, and the
+//! interrupts to send.
 //!
 //! ```text
 //!   Settings ── configure ─▶ Poller ◀─┐
 //!                              │ poll: at most one request
 //!                              └──────┴─▶ Outcome: vectors to send, a queue that has stopped
 //! ```
-//! With another epoch, or another queue, the poller begins anew; with the same it continues where
-//! it was. An interrupt whose entry is masked is pending, and sent when the entry is unmasked.
+//! With another epoch the poller begins anew; with the same it continues where it was. An interrupt
+//! whose table entry is masked stays pending, and is sent when the entry is unmasked.
 
 use virtqueue::{FixedChain, Memory, OutOfReach, PolledQueue, QueueConfig, QueueStop};
 
@@ -14,28 +15,28 @@ use crate::Vector;
 use crate::messages::ENTRIES;
 use crate::request;
 
-/// Entries of the queue, at most, and so pieces of a chain.
+/// Largest number of queue entries, and so of descriptors in a chain.
 pub const QUEUE_MAX: u16 = 128;
 
-/// Everything that the I/O core goes by.
+/// Settings of the function that determine what the I/O core does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Settings {
-    /// Resets so far.
+    /// Number of resets so far.
     pub epoch: u32,
     /// The queue, if it is to be served.
     pub queue: Option<QueueConfig>,
     /// Features that the driver accepted.
     pub features: u64,
-    /// Entry of the message table for the queue.
+    /// MSI-X table entry for the queue.
     pub queue_entry: Option<usize>,
-    /// Entry for changed configuration.
+    /// MSI-X table entry for configuration changes.
     pub config_entry: Option<usize>,
     /// Vector that each entry sends; `None`: it is masked.
     pub vectors: [Option<Vector>; ENTRIES],
 }
 
 impl Settings {
-    /// Nothing is served.
+    /// Settings with which nothing is served.
     pub const NONE: Self = Self {
         epoch: 0,
         queue: None,
@@ -53,7 +54,7 @@ pub struct Outcome {
     pub has_served: bool,
     /// Vectors to send now, by entry.
     pub send: [Option<Vector>; ENTRIES],
-    /// The queue has stopped, just now.
+    /// The queue was stopped in this step, for this reason.
     pub stopped: Option<QueueStop>,
 }
 
@@ -62,14 +63,14 @@ pub struct Outcome {
 pub struct Poller {
     settings: Settings,
     queue: Option<PolledQueue>,
-    /// Until the next reset.
+    /// The queue is stopped until the next reset.
     has_stopped: bool,
     chain: FixedChain<{ QUEUE_MAX as usize }>,
     pending: [bool; ENTRIES],
 }
 
 impl Poller {
-    /// Takes other settings.
+    /// Applies new settings.
     pub fn configure(&mut self, settings: Settings, memory: &impl Memory) -> Outcome {
         let old = core::mem::replace(&mut self.settings, settings);
         let mut outcome = Outcome::default();
@@ -125,13 +126,13 @@ impl Poller {
         outcome
     }
 
-    /// Resets before the settings that it goes by.
+    /// Returns the number of resets in the current settings.
     #[must_use]
     pub fn epoch(&self) -> u32 {
         self.settings.epoch
     }
 
-    /// Whether each entry waits to be opened.
+    /// Returns which entries have a pending interrupt.
     #[must_use]
     pub fn pending(&self) -> [bool; ENTRIES] {
         self.pending

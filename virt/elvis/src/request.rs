@@ -1,4 +1,5 @@
-//! A block request (virtio 1.2 §5.2.6): header, data, status, in a chain however the driver cut it.
+//! A block request (virtio 1.2 §5.2.6): header, data and status, divided among descriptors in any
+//! way.
 //!
 //! The data go from the disk to the guest, or back, in one copy. A request beyond the disk, or of
 //! an unsupported type, is answered with an error status; a chain that is no request, or names
@@ -22,7 +23,7 @@ pub const SEG_MAX: u32 = 126;
 pub const TRANSFER_MAX: u32 = 1 << 20;
 const _: () = assert!(SIZE_MAX * SEG_MAX <= TRANSFER_MAX);
 
-/// Type, reserved, sector.
+/// Bytes of the header: type, reserved word, sector.
 const HEADER_LEN: u32 = 16;
 const IN: u32 = 0;
 const OUT: u32 = 1;
@@ -40,7 +41,7 @@ pub fn config(disk_len: usize) -> [u8; 16] {
     words.to_le_bytes()
 }
 
-/// Direction of the pieces of a chain.
+/// Segments of a chain in one direction.
 #[derive(Clone, Copy)]
 enum Row<'a> {
     FromGuest(&'a [Segment]),
@@ -50,7 +51,7 @@ enum Row<'a> {
 /// Serves the request in `chain`. Returns the bytes written into it.
 ///
 /// # Errors
-/// It is no request, or names memory that is not the guest's.
+/// The chain is no request, or names memory that is not the guest's.
 pub fn serve<const N: usize>(
     memory: &impl Memory,
     chain: &FixedChain<N>,
@@ -96,7 +97,7 @@ pub fn serve<const N: usize>(
     Ok(if status == OK { written + 1 } else { 1 })
 }
 
-/// The disk's bytes of a request, if they are whole sectors that are there.
+/// Returns the bytes of the disk for a request, if they are whole sectors of the disk.
 fn range(disk: &mut [u8], sector: u64, len: u32) -> Option<&mut [u8]> {
     let is_whole = len <= TRANSFER_MAX && u64::from(len).is_multiple_of(SECTOR);
     let start = usize::try_from(sector.checked_mul(SECTOR)?).ok()?;
@@ -104,7 +105,8 @@ fn range(disk: &mut [u8], sector: u64, len: u32) -> Option<&mut [u8]> {
     disk.get_mut(start..end).filter(|_| is_whole)
 }
 
-/// Copies `bytes` to or from byte `offset` of a row on; the row is long enough.
+/// Copies `bytes` to or from the segments of `row`, from its byte `offset` on; they are long
+/// enough.
 fn copy(
     memory: &impl Memory,
     row: Row<'_>,

@@ -1,7 +1,7 @@
-//! A run of address space with memory mapped in its middle and inaccessible pages on either side.
+//! A range of address space with memory mapped in its middle and inaccessible pages on either side.
 //!
-//! A length that a kernel interface got wrong faults on those instead of reaching a neighbour, and
-//! a mapping can start at the boundary that huge pages need.
+//! If a kernel interface uses a wrong length, it faults on those instead of reaching a neighbouring
+//! mapping. And a mapping can start at the boundary that huge pages need.
 //!
 //! UNSAFETY: `mmap` and `munmap`. Nothing here is dereferenced.
 
@@ -11,7 +11,7 @@ use std::ptr::{self, NonNull};
 
 use crate::addr::PAGE_SIZE;
 
-/// Address space of our own, unmapped as a whole when dropped.
+/// Reserved address space, unmapped as a whole when dropped.
 #[derive(Debug)]
 pub(crate) struct Reservation {
     start: NonNull<u8>,
@@ -25,8 +25,8 @@ unsafe impl Send for Reservation {}
 unsafe impl Sync for Reservation {}
 
 impl Reservation {
-    /// Maps `len` private bytes that hold zeroes, writable, and returns their start, a multiple of
-    /// `align`; as [`map`](Self::map).
+    /// Maps `len` private, writable bytes that hold zeroes, and returns their start, a multiple of
+    /// `align`. Conditions are those of [`map`](Self::map).
     pub(crate) fn anonymous(len: usize, align: usize) -> io::Result<(Self, NonNull<u8>)> {
         Self::map_as(libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0, len, align)
     }
@@ -75,18 +75,18 @@ impl Reservation {
             return Err(io::Error::last_os_error());
         }
         let nonnull = |pointer: *mut u8| NonNull::new(pointer).expect("mmap never answers page 0");
-        // From here on an error unmaps it.
+        // From here on an error unmaps the reservation.
         let reservation = Self {
             start: nonnull(start.cast()),
             len: reserved,
         };
         let start = start.cast::<u8>();
-        // The first address of the right rest that leaves a guard page below: less than
+        // The first address with the remainder `rest` that leaves a guard page below: less than
         // `align + page` in, so that with `len` after it at least one page is left above.
         let rest = (offset % align as u64) as usize;
         let skip = page + (rest.wrapping_sub(start.addr() + page) & (align - 1));
         // SAFETY: `skip + len < align + page + len = reserved - page`, inside the reservation,
-        // which we own and no code accesses; replacing that part of it disturbs nothing else.
+        // which nothing accesses; replacing a part of it affects nothing else.
         // NORESERVE: pages of a huge-page file are its owner's to reserve, and other files need
         // none.
         let base = unsafe {

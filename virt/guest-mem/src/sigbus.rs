@@ -9,8 +9,8 @@
 //!
 //! The *whole* mapping is replaced, not the page: one fault and one kernel mapping per lost file,
 //! however the accesses are scattered (a page each would let a hostile process run us into the
-//! kernel's bound on mappings), and huge pages need no care. Where the host has no commitment left
-//! for that (strict overcommit), the block that faulted is.
+//! kernel's bound on mappings), and huge pages need no care. If the host refuses that for lack of
+//! memory commitment (strict overcommit), only the block that faulted is replaced.
 //!
 //! **Async-signal safety.** The handler runs between any two instructions of any thread. It loads
 //! and stores static atomics, calls `mmap`, `sigaction` and `raise` (bare system calls), and
@@ -48,7 +48,7 @@ struct Slot {
     /// Odd while live. Changed under the lock of `FREE` only.
     version: AtomicU64,
     start: AtomicUsize,
-    /// Exclusive.
+    /// End of the mapping, exclusive.
     end: AtomicUsize,
     /// Size of the file's pages in bytes, a power of two.
     block: AtomicUsize,
@@ -122,8 +122,8 @@ impl Registration {
     /// Returns whether accesses have found the memory gone. Its content is lost: it reads as zeroes
     /// and later writes.
     pub(crate) fn is_lost(&self) -> bool {
-        // An access that faulted came before this in the thread; keep the compiler from undoing
-        // that.
+        // A faulting access precedes this load in the thread. The fence keeps the compiler from
+        // moving the load before it.
         compiler_fence(SeqCst);
         SLOTS[self.0].lost.load(SeqCst)
     }
@@ -137,7 +137,7 @@ impl Drop for Registration {
     }
 }
 
-/// Changes when any mapping of the process is lost: as long as it does not, no
+/// Returns the number of mappings lost in this process. While it does not change, no result of
 /// [`Registration::is_lost`] does.
 #[inline]
 pub(crate) fn losses() -> u64 {
@@ -145,6 +145,7 @@ pub(crate) fn losses() -> u64 {
     LOSSES.load(SeqCst)
 }
 
+/// Installs the handler at the first call.
 fn install() -> io::Result<()> {
     static INSTALLED: OnceLock<Result<(), i32>> = OnceLock::new();
     let outcome = INSTALLED.get_or_init(|| {
@@ -178,7 +179,7 @@ extern "C" fn on_sigbus(signal: c_int, info: *mut libc::siginfo_t, context: *mut
     let errno = unsafe { *libc::__errno_location() };
     // SAFETY: with SA_SIGINFO the kernel gives a filled `siginfo_t`.
     let code = unsafe { (*info).si_code };
-    // Of these three an access waits; only they are sure to carry its address.
+    // These three codes are synchronous to an access; only they are sure to carry its address.
     let is_fault = matches!(
         code,
         libc::BUS_ADRERR | libc::BUS_OBJERR | libc::BUS_MCEERR_AR
@@ -191,7 +192,8 @@ extern "C" fn on_sigbus(signal: c_int, info: *mut libc::siginfo_t, context: *mut
     unsafe { *libc::__errno_location() = errno };
 }
 
-/// Replaces the foreign mapping that holds `address`; false if none does, or the host refuses.
+/// Replaces the foreign mapping that holds `address`. Returns false if no registered mapping does,
+/// or the host refuses.
 fn replace_lost(address: usize) -> bool {
     for slot in &SLOTS[..TOUCHED.load(SeqCst)] {
         let version = slot.version.load(SeqCst);

@@ -1,15 +1,15 @@
-//! A cached pointer into guest memory, checked by generation: how a device reads its rings.
-//!
+//! A cached pointer into guest memory, valid for one generation of translations. A device reads and
+//! writes its rings through it.
 //! Translating an address for every read of an index would cost ten times the read itself. A device
-//! therefore keeps a [`Window`] per ring part, checks [`Window::is_current`] once per batch, and
-//! calls [`Dma::refresh`](crate::Dma::refresh) when it is not. Between the two, an access to memory
-//! costs a bounds check.
+//! therefore keeps a [`Window`] for each part of a ring, checks [`Window::is_current`] once per
+//! batch, and calls [`Dma::refresh`](crate::Dma::refresh) if it is not. Between two checks, an
+//! access to memory costs a bounds check.
 //!
-//! Memory safety does not depend on that protocol: a window holds its memory mapped, and a stale
-//! one still points to RAM of the same guest. Protection does depend on it.
+//! Memory safety does not depend on that protocol: a window keeps its memory mapped, and a stale
+//! one still points to RAM of the same guest. DMA protection does depend on it.
 //!
-//! UNSAFETY: dereferences the cached pointer. Going through the mapping at each access would repeat
-//! a check already made and add a dependent load to every read of an index.
+//! UNSAFETY: dereferences the cached pointer. An access through [`Mapping`] would repeat a check
+//! already made and add a dependent load to every read of an index.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -123,7 +123,7 @@ impl Window {
         Ok(window)
     }
 
-    /// Points the window to where its address translates now.
+    /// Points the window to the current translation of its address.
     pub(crate) fn repoint<M: PhysMem>(&mut self, mem: &M, gpa: Gpa, hva: Hva) -> Access<()> {
         let len = u64::from(self.len);
         let pointer = match self.memory.pointer(hva, len) {
@@ -141,7 +141,7 @@ impl Window {
         Ok(())
     }
 
-    /// Lets accesses through, as far as the permission goes.
+    /// Allows the accesses that the permission includes.
     pub(crate) fn open(&mut self) {
         self.close();
         match self.perm {
@@ -150,8 +150,8 @@ impl Window {
         }
     }
 
-    /// Refuses all accesses until it is [refreshed](crate::Dma::refresh): for implementations of
-    /// that method that have to wait.
+    /// Refuses all accesses until the window is [refreshed](crate::Dma::refresh). For
+    /// implementations of that method that have to wait.
     pub fn close(&mut self) {
         self.readable = 0;
         self.writable = 0;
@@ -165,7 +165,7 @@ impl Window {
         self.generation = generation;
     }
 
-    /// Returns the start of the window, as the device names it.
+    /// Returns the start of the window, an address of the device.
     pub fn iova(&self) -> Iova {
         self.iova
     }
@@ -176,7 +176,7 @@ impl Window {
         self.len
     }
 
-    /// Those of `pages` that it reaches while its pointer holds; none after a failed refresh.
+    /// Returns a bit for each of `pages` that the window points to; 0 after a failed refresh.
     pub fn in_use(&self, pages: &Pages) -> u32 {
         if self.is_open() {
             pages.touched(self.gpa, self.len.into())
@@ -185,7 +185,7 @@ impl Window {
         }
     }
 
-    /// Returns its start: `len` bytes behind that are mapped.
+    /// Returns the host address of its start: `len` bytes from there on are mapped.
     #[inline(always)]
     pub(crate) fn start(&self) -> NonNull<u8> {
         self.pointer
@@ -214,8 +214,8 @@ impl Window {
         self.iova.is_aligned(align)
     }
 
-    /// Whether the pointer still holds: nothing that could have changed its translation has
-    /// happened since it was obtained. If not, [`Dma::refresh`](crate::Dma::refresh) it before the
+    /// Whether the pointer is valid: nothing that could have changed its translation has happened
+    /// since it was obtained. If not, [`Dma::refresh`](crate::Dma::refresh) the window before the
     /// next access. `generation` is the device's [now](crate::Dma::generation).
     #[inline]
     pub fn is_current(&self, generation: u64) -> bool {
@@ -244,7 +244,8 @@ impl Window {
         store_u64_relaxed
     );
 
-    /// Copies out; bytes may tear against a writing guest, and nothing is ordered.
+    /// Copies bytes out of the window. They may tear against a writing guest, and nothing is
+    /// ordered.
     #[inline]
     pub fn read_bytes(&self, offset: u32, buf: &mut [u8]) {
         let pointer = self.checked(offset, buf.len(), self.readable);
@@ -253,8 +254,8 @@ impl Window {
         unsafe { word::copy_out(pointer, buf) }
     }
 
-    /// Copies in; bytes may tear against a reading guest, and nothing is ordered: publish by a
-    /// store that releases.
+    /// Copies bytes into the window. They may tear against a reading guest, and nothing is ordered:
+    /// publish them by a store with release ordering.
     #[inline]
     pub fn write_bytes(&self, offset: u32, buf: &[u8]) {
         let pointer = self.checked(offset, buf.len(), self.writable);
@@ -313,15 +314,15 @@ impl Window {
 
     /// Returns a watch on the 16-bit word at `offset`, which needs neither this window nor its
     /// device. The word must be readable and aligned, as for [`load_u16`](Self::load_u16). Not for
-    /// memory that may be absent: the pager does not know of these loads, and one may happen when
-    /// the page is absent.
+    /// memory that a pager may evict: the pager does not know of these loads, and one may happen
+    /// when the page is absent.
     pub fn watch_u16(&self, offset: u32) -> WatchWord {
         let pointer = self.checked_word::<u16>(offset, self.readable);
         let pointer = NonNull::new(pointer).expect("inside memory");
         WatchWord::new(pointer, self.memory.clone())
     }
 
-    /// Returns whether `watch` reads the word at `offset`, as this window points now: if so, it
+    /// Returns whether `watch` reads the word at `offset` of the window's current memory. If so, it
     /// need not be made again.
     #[inline]
     pub fn is_watched_by(&self, watch: &WatchWord, offset: u32) -> bool {
@@ -346,7 +347,8 @@ impl Window {
         unsafe { T::store(pointer, value, ordering) }
     }
 
-    /// The pointer to `len` bytes at `offset`; `limit` is `self.readable` or `self.writable`.
+    /// Returns the pointer to `len` bytes at `offset`; `limit` is `self.readable` or
+    /// `self.writable`.
     #[inline]
     fn checked(&self, offset: u32, len: usize, limit: u32) -> *mut u8 {
         // In 64 bits the sum cannot wrap: `offset` has 32, and a slice's length 63.

@@ -1,4 +1,4 @@
-//! Requests of other threads to the owner.
+//! Requests of other threads to the owner: the thread that owns the machine's units and functions.
 
 use std::sync::mpsc::Sender;
 
@@ -8,10 +8,10 @@ use sidecore::Reply;
 /// Destination of an access: a unit or a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
-    /// A remapping unit's registers: the number that [`Owner::add_unit`](crate::Owner::add_unit)
-    /// gave.
+    /// Registers of the remapping unit with the number that
+    /// [`Owner::add_unit`](crate::Owner::add_unit) returned.
     Unit(usize),
-    /// A function: the number that [`Owner::add`](crate::Owner::add) gave.
+    /// The function with the number that [`Owner::add`](crate::Owner::add) returned.
     Function(usize),
 }
 
@@ -25,8 +25,8 @@ pub enum Op {
         /// Bytes: 1, 2 or 4.
         len: u8,
     },
-    /// Writes configuration space. The answer comes once the effect of the write, including a
-    /// drain, is complete.
+    /// Writes configuration space. The answer comes once the effect of the write is complete,
+    /// including a drain of requests in flight.
     ConfigWrite {
         /// Register, bytes.
         reg: u16,
@@ -35,7 +35,7 @@ pub enum Op {
         /// Value to write.
         value: u32,
     },
-    /// Reads a register: of a BAR, or of a unit's register page (whose BAR is 0).
+    /// Reads a register of a BAR, or of a unit's register page (as BAR 0).
     Read {
         /// Number of the BAR.
         bar: u8,
@@ -44,8 +44,8 @@ pub enum Op {
         /// Bytes: 1 to 8.
         len: u8,
     },
-    /// Writes a register. The answer comes once everything that the write sets off and that need
-    /// not wait for a device has been done.
+    /// Writes a register. The answer comes once all consequences of the write are done that need
+    /// not wait for a device.
     Write {
         /// Number of the BAR.
         bar: u8,
@@ -58,15 +58,15 @@ pub enum Op {
     },
 }
 
-/// Outcome of a ticket: the memory is there, or it never will be. In both cases a retried access to
+/// Outcome of a ticket: the memory is present, or will never be. In both cases a retried access to
 /// memory ([`PhysMem`](guest_mem::PhysMem)) finds out which.
 pub type TicketResult = Result<(), Absent>;
 
-/// Memory that could not be brought in.
+/// Error of a page-in: the memory stays absent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Absent;
 
-/// A question that only the owner `O` can answer, on its thread.
+/// A function that the owner `O` runs on its thread, with exclusive access to its state.
 pub type Inspection<O> = Box<dyn FnOnce(&mut O) + Send>;
 
 /// Request of another thread to the owner `O`.
@@ -77,29 +77,31 @@ pub enum Request<O> {
         target: Target,
         /// The access.
         op: Op,
-        /// The answer.
+        /// Receives the answer.
         reply: Reply<u64>,
     },
-    /// The memory that an access has waited for is there, or will never be.
+    /// The memory that an access waits for is present, or will never be.
     TicketDone(Ticket, TicketResult),
     /// Evicts pages. The owner refuses those that a lease or a window reaches. The others are
-    /// absent for its functions and units from the answer on, which has a bit for each page: they
-    /// may then be unmapped, and only after that written out.
+    /// absent for its functions and units from the answer on, which has a bit for each of them.
+    /// They may then be unmapped, and after that written out.
     Evict {
         /// Pages to evict.
         pages: Box<Pages>,
-        /// Receives the pages that are gone ([`PhysMem::let_go`](guest_mem::PhysMem::let_go)).
+        /// Receives the bits of the evicted pages
+        /// ([`PhysMem::let_go`](guest_mem::PhysMem::let_go)).
         reply: Reply<u32>,
     },
-    /// Anything else: counters, a function plugged in or removed, state saved.
+    /// Runs a function on the owner, for everything else: counters, a function plugged in or
+    /// removed, state saved.
     Inspect(Inspection<O>),
-    /// The machine has ended. Callers that wait for a stop are answered, functions stop for good,
-    /// and the number of each is sent once nothing of it is in flight.
+    /// The machine has ended. Callers that wait for a function to stop are answered, and functions
+    /// stop for good. The number of each is sent once none of its requests is in flight.
     End(Sender<usize>),
 }
 
 impl<O> Request<O> {
-    /// Makes a request for a question with an answer.
+    /// Makes a request that runs `question` on the owner and sends its result to `reply`.
     pub fn ask<R: Send + 'static>(
         reply: Reply<R>,
         question: impl FnOnce(&mut O) -> R + Send + 'static,

@@ -1,10 +1,10 @@
-//! Resources of a call into a function, made without an owner: for unit tests of functions.
+//! Resources of a call into a function, created without an owner, for unit tests of functions.
 
 use guest_mem::{NoIommu, SourceId};
 
 use crate::{Effects, FunctionContext, HoldId};
 
-/// Makes the empty list of function number `number`, whose requester is `source`.
+/// Creates an empty list of effects for function number `number`, whose requester id is `source`.
 #[must_use]
 pub fn effects<C>(number: usize, source: SourceId) -> Effects<C> {
     Effects::new(number, source)
@@ -22,7 +22,7 @@ pub fn function_context<'a, I, M, C>(
     FunctionContext::new(unit, bypass, mem, now, effects)
 }
 
-/// Takes the invalidations that a function has released, in the order in which it did.
+/// Takes the held invalidations that a function has released, in the order of their release.
 pub fn take_released<C>(effects: &mut Effects<C>) -> Vec<HoldId> {
     std::mem::take(&mut effects.released)
 }

@@ -1,13 +1,13 @@
-//! Kinds of segmentation (virtio 1.2 §5.1.6, `gso_type`).
+//! Types of generic segmentation offload (virtio 1.2 §5.1.6, `gso_type`).
 
 use crate::Offloads;
 
-/// `gso_type`: an open set of codes.
+/// Value of `gso_type`. It may be one that is not defined.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GsoType(pub u8);
 
 impl GsoType {
-    /// VIRTIO_NET_HDR_GSO_NONE: one frame of the network.
+    /// VIRTIO_NET_HDR_GSO_NONE: the frame needs no segmentation.
     pub const NONE: Self = Self(0);
     /// VIRTIO_NET_HDR_GSO_TCPV4.
     pub const TCPV4: Self = Self(1);
@@ -17,7 +17,7 @@ impl GsoType {
     pub const TCPV6: Self = Self(4);
     /// VIRTIO_NET_HDR_GSO_UDP_L4 (USO, virtio 1.3), of either version of IP.
     pub const UDP_L4: Self = Self(5);
-    /// VIRTIO_NET_HDR_GSO_ECN: a bit beside a TCP type, for a segment with CWR set.
+    /// VIRTIO_NET_HDR_GSO_ECN: a bit in addition to a TCP type, for TCP with CWR set.
     pub const ECN: u8 = 0x80;
 
     /// Whether the ECN bit is set.
@@ -38,7 +38,7 @@ impl GsoType {
     }
 
     /// Returns whether a frame of this type may be left to a receiver with the offloads `allowed`.
-    /// The IP version of a UDP one follows from the frame only.
+    /// For UDP either IP version suffices here, since only the frame tells which it is.
     pub(crate) fn is_allowed(self, allowed: Offloads) -> bool {
         let has = |one| allowed.contains(one);
         let has_kind = match self.kind() {

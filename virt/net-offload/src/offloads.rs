@@ -1,20 +1,20 @@
-//! Offloads: work on frames that a sender leaves to the receiver.
+//! Offloads of a virtio network device: work on a frame that its sender leaves to its receiver.
 
-/// Set of offloads: work on frames that their sender leaves to their receiver.
+/// Set of offloads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Offloads(u8);
 
-/// Feature bits that negotiate offloads (§5.1.3).
+/// Feature bits that negotiate offloads (virtio 1.2 §5.1.3).
 pub mod feature {
     /// VIRTIO_NET_F_CSUM (0): the driver may leave checksums to the device.
     pub const CSUM: u64 = 1 << 0;
-    /// VIRTIO_NET_F_GUEST_CSUM (1): the driver takes frames whose checksum is partial.
+    /// VIRTIO_NET_F_GUEST_CSUM (1): the driver accepts frames whose checksum is partial.
     pub const GUEST_CSUM: u64 = 1 << 1;
-    /// VIRTIO_NET_F_GUEST_TSO4 (7): the driver takes unsegmented TCP over IPv4.
+    /// VIRTIO_NET_F_GUEST_TSO4 (7): the driver accepts unsegmented TCP over IPv4.
     pub const GUEST_TSO4: u64 = 1 << 7;
-    /// VIRTIO_NET_F_GUEST_TSO6 (8): the driver takes unsegmented TCP over IPv6.
+    /// VIRTIO_NET_F_GUEST_TSO6 (8): the driver accepts unsegmented TCP over IPv6.
     pub const GUEST_TSO6: u64 = 1 << 8;
-    /// VIRTIO_NET_F_GUEST_ECN (9): the driver takes unsegmented TCP with CWR.
+    /// VIRTIO_NET_F_GUEST_ECN (9): the driver accepts unsegmented TCP with CWR.
     pub const GUEST_ECN: u64 = 1 << 9;
     /// VIRTIO_NET_F_HOST_TSO4 (11): the driver may send unsegmented TCP over IPv4.
     pub const HOST_TSO4: u64 = 1 << 11;
@@ -22,16 +22,16 @@ pub mod feature {
     pub const HOST_TSO6: u64 = 1 << 12;
     /// VIRTIO_NET_F_HOST_ECN (13): the driver may send unsegmented TCP with CWR.
     pub const HOST_ECN: u64 = 1 << 13;
-    /// VIRTIO_NET_F_GUEST_USO4 (54, virtio 1.3): the driver takes unsegmented UDP over IPv4.
+    /// VIRTIO_NET_F_GUEST_USO4 (54, virtio 1.3): the driver accepts unsegmented UDP over IPv4.
     pub const GUEST_USO4: u64 = 1 << 54;
-    /// VIRTIO_NET_F_GUEST_USO6 (55, virtio 1.3): the driver takes unsegmented UDP over IPv6.
+    /// VIRTIO_NET_F_GUEST_USO6 (55, virtio 1.3): the driver accepts unsegmented UDP over IPv6.
     pub const GUEST_USO6: u64 = 1 << 55;
     /// VIRTIO_NET_F_HOST_USO (56, virtio 1.3): the driver may send unsegmented UDP.
     pub const HOST_USO: u64 = 1 << 56;
 }
 
 impl Offloads {
-    /// None at all: every frame is finished, and of at most the MTU.
+    /// No offloads: every frame has its checksums and fits the MTU.
     pub const NONE: Self = Self(0);
     /// Completing a checksum of TCP or UDP.
     pub const CSUM: Self = Self(1);
@@ -45,14 +45,14 @@ impl Offloads {
     pub const USO4: Self = Self(1 << 4);
     /// Segmenting UDP over IPv6.
     pub const USO6: Self = Self(1 << 5);
-    /// Segmenting UDP over both: HOST_USO stands for no less, and a TAP takes no less.
+    /// Segmenting UDP over both: HOST_USO and a TAP include both or neither.
     const USO: Self = Self::USO4.with(Self::USO6);
-    /// Those by which one frame becomes several.
+    /// Offloads that divide a frame into several.
     pub const SEGMENTING: Self = Self::TSO4.with(Self::TSO6).with(Self::USO);
     /// All of them.
     pub const ALL: Self = Self(0x3f);
 
-    /// Features with which a driver leaves them to its device.
+    /// Features with which a driver leaves each of these offloads to its device.
     const DEVICE: [(Self, u64); 5] = [
         (Self::CSUM, feature::CSUM),
         (Self::TSO4, feature::HOST_TSO4),
@@ -61,7 +61,7 @@ impl Offloads {
         (Self::USO, feature::HOST_USO),
     ];
 
-    /// Features with which a driver takes them on.
+    /// Features with which a driver accepts frames that need each of these offloads.
     const GUEST: [(Self, u64); 6] = [
         (Self::CSUM, feature::GUEST_CSUM),
         (Self::TSO4, feature::GUEST_TSO4),
@@ -71,7 +71,7 @@ impl Offloads {
         (Self::USO6, feature::GUEST_USO6),
     ];
 
-    /// `TUN_F_*` (Linux `if_tun.h`).
+    /// `TUN_F_*` flags of these offloads (Linux `if_tun.h`).
     const TUN: [(Self, u64); 5] = [
         (Self::CSUM, 1),
         (Self::TSO4, 2),
@@ -80,26 +80,26 @@ impl Offloads {
         (Self::USO, 0x60),
     ];
 
-    /// Whether all of `other` are among them.
+    /// Whether the set includes all of `other`.
     #[inline]
     pub const fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
 
-    /// These and `other`.
+    /// Returns the union with `other`.
     #[must_use]
     pub const fn with(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
-    /// Those that are in `other` too.
+    /// Returns the intersection with `other`.
     #[must_use]
     pub const fn and(self, other: Self) -> Self {
         Self(self.0 & other.0)
     }
 
-    /// These without those that need one that is missing: segmenting needs checksums, ECN
-    /// segmenting TCP (§5.1.3.1).
+    /// Returns the set without offloads that depend on a missing one: segmenting depends on
+    /// checksums, ECN on segmenting TCP (§5.1.3.1).
     #[must_use]
     pub const fn consistent(self) -> Self {
         if !self.contains(Self::CSUM) {
@@ -111,29 +111,30 @@ impl Offloads {
         Self(self.0 & !Self::ECN.0)
     }
 
-    /// Features with which a device offers them for frames that its driver sends.
+    /// Returns the features with which a device offers these offloads for frames that its driver
+    /// sends.
     pub fn device_features(self) -> u64 {
         self.bits(&Self::DEVICE)
     }
 
-    /// Features with which a driver takes them on for frames that it receives.
+    /// Returns the features with which a driver accepts frames that need these offloads.
     pub fn guest_features(self) -> u64 {
         self.bits(&Self::GUEST)
     }
 
-    /// Argument of TUNSETOFFLOAD. USO is asked for only for both versions of IP, since the kernel
-    /// refuses one alone.
+    /// Returns the argument of TUNSETOFFLOAD. USO is included only for both versions of IP, since
+    /// the kernel refuses one alone.
     pub fn tun_flags(self) -> u32 {
         self.bits(&Self::TUN) as u32
     }
 
-    /// Those that a driver leaves to its device, by the features it has accepted.
+    /// Returns the offloads that a driver leaves to its device, by the features it has accepted.
     pub fn of_device_features(features: u64) -> Self {
         Self::of(&Self::DEVICE, features)
     }
 
-    /// Those that a driver does for itself, by the features it has accepted, or by GUEST_OFFLOADS
-    /// (§5.1.6.5.6.1), whose bits are the same.
+    /// Returns the offloads that a driver does itself in frames that it receives, by the features
+    /// it has accepted, or by GUEST_OFFLOADS (§5.1.6.5.6.1), whose bits are the same.
     pub fn of_guest_features(features: u64) -> Self {
         Self::of(&Self::GUEST, features)
     }

@@ -1,4 +1,4 @@
-//! Fields of headers that differ between the segments of a frame.
+//! Header fields that differ between the segments of a frame, saved before segmentation.
 
 use crate::layout::{HeaderRoom, Ip, Layout, Transport};
 
@@ -24,7 +24,7 @@ pub(crate) mod tcp {
 /// Offset of the length in a UDP header (RFC 768).
 pub(crate) const UDP_LENGTH: usize = 4;
 
-/// Fields of the headers that differ between segments, as the sender wrote them.
+/// Values that these fields had in the unsegmented frame.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Original {
     ip_length: u16,
@@ -33,7 +33,7 @@ pub(crate) struct Original {
     pub sequence: u32,
     pub flags: u8,
     udp_length: u16,
-    /// The sum of the pseudo header.
+    /// Transport checksum field: the sum of the pseudo header.
     pub checksum: u16,
 }
 
@@ -56,7 +56,7 @@ impl Original {
         }
     }
 
-    /// Writes the fields back.
+    /// Writes the saved values back into the headers.
     pub fn restore(&self, layout: &Layout, room: &mut HeaderRoom) {
         let (ip, transport) = room.0.split_at_mut(layout.l4);
         let ip = &mut ip[layout.l3..];

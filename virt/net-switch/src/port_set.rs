@@ -1,13 +1,13 @@
-//! Ports of a switch.
+//! Port identifiers and sets of ports.
 
 use crate::MAX_PORTS;
 
-/// Name of a port in its switch; given again once the port has been removed.
+/// Identifier of a port in its switch. It is reused once the port has been removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PortId(pub(crate) u8);
 
 impl PortId {
-    /// Its number, below [`MAX_PORTS`].
+    /// Returns its number, below [`MAX_PORTS`].
     pub fn index(self) -> usize {
         usize::from(self.0)
     }
@@ -18,7 +18,7 @@ impl PortId {
 pub struct PortSet([u64; MAX_PORTS / 64]);
 
 impl PortSet {
-    /// The set of this port alone.
+    /// Creates the set of this port alone.
     pub fn of(port: PortId) -> Self {
         let mut set = Self::default();
         set.insert(port);
@@ -30,7 +30,7 @@ impl PortSet {
         self.0[port.index() / 64] |= 1 << (port.index() % 64);
     }
 
-    /// Takes a port out.
+    /// Removes a port.
     pub fn remove(&mut self, port: PortId) {
         self.0[port.index() / 64] &= !(1 << (port.index() % 64));
     }
@@ -50,7 +50,7 @@ impl PortSet {
         self.0.iter().map(|word| word.count_ones() as usize).sum()
     }
 
-    /// The ports in it, lowest first.
+    /// Returns the ports in it, lowest first.
     pub fn iter(&self) -> impl Iterator<Item = PortId> + use<> {
         let words = self.0;
         words.into_iter().enumerate().flat_map(|(nth, word)| {

@@ -1,17 +1,17 @@
-//! Addresses that have been learned, a bounded number for each port.
+//! Table of learned addresses, a bounded number for each port.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
 use crate::{Mac, PortId, SwitchConfig, Vid};
 
-/// A station: an address in a VLAN.
+/// Station: an address in a VLAN.
 pub(crate) type Station = (Vid, Mac);
 
-/// No node.
+/// Index that means no node.
 const NONE: u32 = u32::MAX;
 
-/// Node of a port's list. Nodes of no port are in a list of free ones, by `next`.
+/// Node of a port's list. Unused nodes are in a free list, linked by `newer`.
 #[derive(Clone, Copy, Debug)]
 struct Node {
     station: Station,
@@ -76,22 +76,22 @@ impl Table {
         self.generation += 1;
     }
 
-    /// The node of a station; good for one generation.
+    /// Returns the node of a station. It is valid for one generation.
     pub fn node(&self, station: Station) -> Option<u32> {
         self.by_station.get(&station).copied()
     }
 
-    /// The port of a node.
+    /// Returns the port of a node.
     pub fn port(&self, at: u32) -> PortId {
         self.nodes[at as usize].port
     }
 
-    /// Whether the station of a node has been seen lately.
+    /// Whether the station of a node was seen within the ageing time.
     pub fn is_fresh(&self, at: u32, now_ns: u64) -> bool {
         now_ns.saturating_sub(self.nodes[at as usize].seen_ns) < self.ageing_ns
     }
 
-    /// The station of a node has sent again, from its port.
+    /// Records that the station of a node has sent from its port.
     pub fn touch(&mut self, at: u32, now_ns: u64) {
         let node = &mut self.nodes[at as usize];
         let list = &mut self.lists[node.port.index()];
@@ -103,14 +103,14 @@ impl Table {
         self.link(at, now_ns);
     }
 
-    /// Returns the port of a station, if it has been seen lately.
+    /// Returns the port of a station, if the station was seen within the ageing time.
     pub fn find(&self, station: Station, now_ns: u64) -> Option<PortId> {
         let at = self.node(station)?;
         self.is_fresh(at, now_ns).then(|| self.port(at))
     }
 
-    /// A station has sent from a port. One that is at another port moves once it has been quiet
-    /// there.
+    /// Records that a station has sent from a port. A station that is at another port moves once it
+    /// has been quiet there for the hold time.
     pub fn learn(&mut self, station: Station, port: PortId, now_ns: u64) {
         if self.per_port == 0 {
             return;
@@ -146,7 +146,7 @@ impl Table {
                 let at = self.free;
                 let at = if at == NONE {
                     self.nodes.push(node);
-                    // 256 ports of addresses: far below 2^32.
+                    // At most 256 ports of addresses: far below 2^32.
                     self.nodes.len() as u32 - 1
                 } else {
                     self.free = self.nodes[at as usize].newer;
@@ -161,7 +161,7 @@ impl Table {
         }
     }
 
-    /// Forgets the port's oldest station if it has no room for one more.
+    /// Removes the port's oldest station if there is no room for one more.
     fn make_room(&mut self, port: PortId) {
         if self.lists[port.index()].len >= self.per_port {
             self.forget(self.lists[port.index()].oldest);
@@ -193,14 +193,14 @@ impl Table {
         self.free = at;
     }
 
-    /// Forgets the stations learned at a port.
+    /// Removes the stations learned at a port.
     pub fn forget_port(&mut self, port: PortId) {
         while self.lists[port.index()].oldest != NONE {
             self.forget(self.lists[port.index()].oldest);
         }
     }
 
-    /// Forgets an address in all VLANs, wherever it was seen.
+    /// Removes an address in all VLANs, at any port.
     pub fn forget_mac(&mut self, mac: Mac) {
         let all = self.by_station.iter();
         let found = all.filter(|(station, _)| station.1 == mac);
@@ -208,13 +208,13 @@ impl Table {
         nodes.into_iter().for_each(|at| self.forget(at));
     }
 
-    /// Whether a port has stations that have not been seen lately.
+    /// Whether a port has stations that are older than the ageing time.
     pub fn has_expired(&self, port: PortId, now_ns: u64) -> bool {
         let oldest = self.lists[port.index()].oldest;
         oldest != NONE && !self.is_fresh(oldest, now_ns)
     }
 
-    /// Forgets at most `budget` stations of a port that have not been seen lately.
+    /// Removes at most `budget` stations of a port that are older than the ageing time.
     pub fn expire(&mut self, port: PortId, now_ns: u64, budget: usize) {
         for _ in 0..budget {
             let oldest = self.lists[port.index()].oldest;
@@ -228,18 +228,18 @@ impl Table {
         }
     }
 
-    /// Stations that a port has room taken for.
+    /// Returns the number of stations at a port.
     pub fn len_of(&self, port: PortId) -> usize {
         self.lists[port.index()].len
     }
 
-    /// Stations in all.
+    /// Returns the number of all stations.
     pub fn len(&self) -> usize {
         self.by_station.len()
     }
 }
 
-/// Takes a node out of its port's list.
+/// Removes a node from its port's list.
 fn unlink(nodes: &mut [Node], list: &mut List, at: u32) {
     let Node { older, newer, .. } = nodes[at as usize];
     match older {

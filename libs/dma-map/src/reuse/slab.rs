@@ -1,5 +1,5 @@
-//! The idle mappings of one core, shared by all threads, with the protocol by which exactly one
-//! thread takes each.
+//! Idle mappings of one core: unmapped by the driver, kept in the IO page table for reuse. All
+//! threads share them, and exactly one thread takes each.
 //!
 //! A slot is one idle mapping, in two words: its state and its IOVA range.
 //!
@@ -10,11 +10,11 @@
 //!     │ └────── owner: hit, reuse(t) ─────────┘                                         │
 //!     └─────────── the thread that took it, after the invalidation: finish ─────────────┘
 //! ```
-//! *OWNED* slots are the owner's: free, or expired and not yet noticed by it. *IDLE(t)* was
-//! released at time t and may be taken by any thread. Both ways out of it are a compare-and-swap,
-//! so exactly one thread gets it: the owner to map it again, or one thread to tear it down.
-//! *EXPIRING* belongs to the taker alone.
-//!
+//! *OWNED* slots belong to the owner: they are free, or their mapping has expired and the owner has
+//! not noticed yet. An *IDLE(t)* slot was released at time t and may be taken by any thread. Both
+//! transitions out of IDLE are a compare-and-swap, so exactly one thread gets the mapping: the
+//! owner to map it again, or one thread to tear it down. *EXPIRING* slots belong to the thread that
+//! took them.
 //! Pairs:
 //! * `publish` stores IDLE with release; `take` acquires it. So the taker sees the range (a relaxed
 //!   store before it) and everything its owner did while the mapping was live, page-table entries
@@ -23,10 +23,10 @@
 //!   it. So the owner writes a new range only after the taker has read the old one, and the
 //!   teardown is before the slot's next use.
 //! * `reuse` and `take` fail if the other came first. A range changes only in OWNED, and a taker
-//!   reads it after its swap has succeeded: that IDLE(t) may by then be a later idleness with the
-//!   same t does no harm.
+//!   reads it after its swap has succeeded. So it does no harm if IDLE(t) is by then another idle
+//!   period with the same t.
 //!
-//! A slot that is EXPIRING does not tell its taker, nor the taker's progress.
+//! The state EXPIRING records neither the thread that took the slot nor its progress.
 //!
 //! A slot stays occupied until `finish`. This bounds the stale mappings by the number of slots.
 
@@ -39,8 +39,9 @@ use super::key::PackedRange;
 use super::{Batch, Expired, OWNER_LEAD, Progress};
 use crate::risk::{Counts, StaleTimeHistogram};
 
-/// Also the state of a new slot.
+/// The slot belongs to the owner. Also the state of a new slot.
 const OWNED: u64 = 0;
+/// The slot belongs to the thread that took it, until [`Slot::finish`].
 const EXPIRING: u64 = 1;
 /// Lowest bits of an idle state; the time lies above.
 const IDLE: u64 = 2;
@@ -64,7 +65,7 @@ pub(super) struct Slot {
 }
 
 impl Slot {
-    /// Owner, of an OWNED slot: offers the mapping to all threads.
+    /// Called by the owner for an OWNED slot: offers the mapping to all threads.
     #[inline]
     pub(super) fn publish(&self, range: PackedRange, since_ns: u64) {
         self.range.store(range.0, Ordering::Relaxed);
@@ -72,16 +73,16 @@ impl Slot {
         self.state.store(idle(since_ns), Ordering::Release);
     }
 
-    /// Returns the time since when it is idle, if it is. Only a hint: it orders nothing, `reuse`
-    /// and `take` decide.
+    /// Returns the time since which the mapping is idle, if it is. Only a hint: it orders nothing,
+    /// and `reuse` and `take` decide.
     #[inline]
     pub(super) fn idle_since(&self) -> Option<u64> {
         let state = self.state.load(Ordering::Relaxed);
         (state & STATE_MASK == IDLE).then_some(state >> STATE_BITS)
     }
 
-    /// Owner: takes back a mapping that it has published with the same time. `false`: another
-    /// thread expires it, or has.
+    /// Called by the owner: takes back a mapping that it published with the same time. Returns
+    /// false if another thread is expiring the mapping, or has done so.
     #[inline]
     pub(super) fn reuse(&self, since_ns: u64) -> bool {
         let from = idle(since_ns);
@@ -90,18 +91,18 @@ impl Slot {
             .is_ok()
     }
 
-    /// Any thread: takes a mapping that is idle since `since_ns`, to tear it down.
+    /// Called by any thread: takes a mapping that is idle since `since_ns`, to tear it down.
     #[inline]
     pub(super) fn take(&self, since_ns: u64) -> Option<IovaRange> {
         let from = idle(since_ns);
         self.state
             .compare_exchange(from, EXPIRING, Ordering::AcqRel, Ordering::Relaxed)
             .ok()?;
-        // No thread writes it before `finish`.
+        // No thread writes the range before `finish`.
         Some(PackedRange(self.range.load(Ordering::Relaxed)).range())
     }
 
-    /// Called by the thread that took it: the mapping is gone, the slot is the owner's.
+    /// Called by the thread that took the slot, after the teardown: returns the slot to the owner.
     #[inline]
     pub(super) fn finish(&self) {
         // Relaxed: the taker itself stored EXPIRING, or got the batch from the thread that did.
@@ -114,15 +115,17 @@ impl Slot {
         self.state.store(OWNED, Ordering::Release);
     }
 
-    /// Returns whether it is the owner's: an expired one has come back.
+    /// Returns whether the slot belongs to the owner. After another thread took it, this means that
+    /// the teardown is complete.
+    /// complete.
     #[inline]
     pub(super) fn is_owned(&self) -> bool {
         self.state.load(Ordering::Acquire) == OWNED
     }
 }
 
-/// Words by which the owner tells expiring threads whether something may be due. Written by the
-/// owner only.
+/// Hints from the owner to expiring threads whether some mapping may be due. Written by the owner
+/// only.
 #[derive(Default)]
 struct OwnerHints {
     /// Nothing is due for the owner before this time, ns.
@@ -135,7 +138,8 @@ struct OwnerHints {
 /// not during the teardown.
 #[derive(Default)]
 struct ExpiryScan {
-    /// `OwnerHints::published` at the last scan of the slots, and the oldest time that stayed then.
+    /// `OwnerHints::published` at the last complete scan of the slots, and the oldest release time,
+    /// in ns, that this scan left.
     looked: Option<(u64, u64)>,
     expired: u64,
     stale_times: StaleTimeHistogram,
@@ -164,9 +168,9 @@ impl Slab {
         &self.slots[place as usize]
     }
 
-    /// Owner: publishes a mapping in the slot of `place`, and counts that. Release, and after the
-    /// slot's own store: a thread that sees the number sees all mappings published up to it, so
-    /// that a scan of the slots misses none that it answers for.
+    /// Called by the owner: publishes a mapping in the slot of `place`, and counts that. The count
+    /// is stored with release, after the slot: a thread that reads the count also sees all mappings
+    /// that it includes, so its scan of the slots misses none of them.
     #[inline]
     pub(super) fn publish(&self, place: u32, range: PackedRange, since_ns: u64) {
         self.slot(place).publish(range, since_ns);
@@ -176,21 +180,21 @@ impl Slab {
             .store(published + 1, Ordering::Release);
     }
 
-    /// Owner: returns the time that it last set.
+    /// Returns the time that the owner last [set](Self::set_due), in ns.
     #[inline]
     pub(super) fn due(&self) -> u64 {
         self.owner_hints.due_ns.load(Ordering::Relaxed)
     }
 
-    /// Owner: nothing is due before `due_ns`. Relaxed: a thread that sees the old value scans
-    /// unnecessarily, or one call later.
+    /// Called by the owner: records that nothing is due before `due_ns`. Relaxed: a thread that
+    /// reads the old value scans without need, or one call late.
     #[inline]
     pub(super) fn set_due(&self, due_ns: u64) {
         self.owner_hints.due_ns.store(due_ns, Ordering::Relaxed);
     }
 
-    /// Any thread: moves the mapping of a place to `batch`, which has room, if it is idle since
-    /// `since_ns`.
+    /// Called by any thread: moves the mapping of a place to `batch`, which has room, if it is idle
+    /// since `since_ns`. Returns whether it was moved.
     pub(super) fn take(&self, place: u32, since_ns: u64, batch: &mut Batch) -> bool {
         let taken = self.slot(place).take(since_ns);
         if let Some(range) = taken {
@@ -203,11 +207,11 @@ impl Slab {
         taken.is_some()
     }
 
-    /// Returns the release time up to which mappings are due at `now_ns`; `None` while the owner
-    /// expires its own.
+    /// Returns the release time up to which mappings are due at `now_ns`; `None` as long as the
+    /// owner is expected to expire its mappings itself.
     fn last_due(&self, now_ns: u64) -> Option<u64> {
         let last_ns = now_ns.checked_sub(self.residency_ns)?;
-        // The owner's own time comes earlier.
+        // The owner expires at `due`. Other threads begin later, by a part of the residency.
         (now_ns >= self.due().saturating_add(self.residency_ns / OWNER_LEAD)).then_some(last_ns)
     }
 
@@ -241,8 +245,9 @@ impl Slab {
         Progress::Done
     }
 
-    /// Counts that need no owner: stale mappings now, the number of those that others expired, and
-    /// the windows of those that others tore down.
+    /// Counts that need no call of the owner: stale mappings now, the number of mappings that
+    /// threads took by [`expire`](Self::expire) and [`drain`](Self::drain), and the stale times of
+    /// those that were [torn down](Self::torn_down).
     pub fn counts(&self) -> Counts {
         let stale = self.slots.iter().filter(|slot| !slot.is_owned()).count() as u64;
         let expiry_scan = self.expiry_scan.lock();
@@ -259,8 +264,8 @@ impl Slab {
     /// Moves the mappings whose residency has ended to `batch`. Returns at once, `Done`, where
     /// another thread scans.
     ///
-    /// While the owner is busy and expires its own, this reads one line. Otherwise it scans all
-    /// slots once for each time that something was published or has become due.
+    /// While the owner runs and expires its mappings itself, this reads one cache line. Otherwise
+    /// it scans all slots once for each time that something was published or has become due.
     pub fn expire(&self, now_ns: u64, batch: &mut Batch) -> Progress {
         let Some(last_ns) = self.last_due(now_ns) else {
             return Progress::Done;
@@ -275,13 +280,13 @@ impl Slab {
     }
 
     /// Returns whether [`expire`](Self::expire) would find something at `now_ns` if no other thread
-    /// scans. Never waits and allocates nothing: an interrupt may call it, whatever it has
-    /// interrupted.
+    /// scans. Never waits and allocates nothing, so an interrupt handler may call it in any
+    /// context.
     pub fn is_due(&self, now_ns: u64) -> bool {
         let Some(last_ns) = self.last_due(now_ns) else {
             return false;
         };
-        // The result of the last scan saves one; the slots can be read without a lock.
+        // If the lock is free, the last scan's result may save a scan. The slots need no lock.
         let expiry_scan = self.expiry_scan.try_lock();
         let has_looked =
             expiry_scan.is_some_and(|expiry_scan| self.has_looked(&expiry_scan, last_ns));
@@ -294,8 +299,8 @@ impl Slab {
     /// reported as torn down. It may wait for other scanning threads. A caller that has to know
     /// when *those* are torn down uses a common lock: `Leaving` in the mapper's `lines.rs`.
     pub fn drain(&self, batch: &mut Batch) -> Progress {
-        // The holder of the lock scans, and calls nothing that waits. To return `Done` instead
-        // would be wrong: it may only be counting.
+        // The wait is short: the holder of the lock scans or counts, and calls nothing that waits.
+        // `try_lock` would be wrong: if the holder is only counting, `Done` is not true.
         let mut expiry_scan = self.expiry_scan.lock();
         self.collect(&mut expiry_scan, u64::MAX, batch)
     }

@@ -20,9 +20,9 @@
 //! device      ... walks, with cached tables ...                 └ invalidates ┘ complete
 //! ```
 //!
-//! This idea and the reason for it (a use count in each table costs more than the walk) are the
-//! project's own; that no table need be locked is from *Utilizing the IOMMU Scalably* (USENIX ATC
-//! 2015).
+//! Freeing on the allocator's request is the project's own idea: a use count in each table would
+//! cost more than the walk. That no table need be locked is from *Utilizing the IOMMU Scalably*
+//! (USENIX ATC 2015).
 //!
 //! # Parts
 //! [`format`](mod@format) the layout of an entry; [`memory`] the sources of pages; `tree` the
@@ -30,11 +30,11 @@
 //! `radix` the changes that a call makes to the tree; `tests/model.rs` the loom models.
 //!
 //! # Cost
-//! Mapping and unmapping a page whose leaf table exists: one walk each, four dependent loads and a
-//! store; `p256_alone_lock_free_1thr_ns` of `make bench-dma` (a loop over the levels instead of the
-//! unrolled walk was slower). `cargo run --release -p dma-peers --example map_unmap`. Cores that
-//! use pages of the same leaf table share its lines; an allocator that gives each core its own
-//! chunks avoids that.
+//! Mapping or unmapping a page whose leaf table exists takes one walk: four dependent loads and a
+//! store. Measured by `make bench-dma` (`p256_alone_lock_free_1thr_ns`) and by
+//! `cargo run --release -p dma-peers --example map_unmap`; a loop over the levels instead of the
+//! unrolled walk was slower. Cores that use pages of the same leaf table share its cache lines; an
+//! allocator that gives each core its own chunks avoids that.
 //!
 //! # Left out
 //! Write-back of changed lines for units that do not snoop (VT-d `ECAP.C` clear); access and dirty
@@ -83,10 +83,10 @@ pub use memory::HostMemory;
 pub use memory::{Table, TableMemory};
 pub use tree::IoPageTable;
 
-/// Translation of an address.
+/// Translation of an IOVA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Translation {
-    /// Physical address of that byte.
+    /// Physical address of the byte at the IOVA.
     pub phys: PhysAddr,
     /// Accesses that the device may make there.
     pub access: Access,
@@ -94,25 +94,25 @@ pub struct Translation {
     pub leaf_pages: u64,
 }
 
-/// Table pages of a table.
+/// Numbers of table pages of one IO page table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TableStats {
-    /// Tables by level, leaf tables first; the root is among them.
+    /// Tables in the tree by level, leaf tables first; the root is included.
     pub tables: [usize; format::MAX_LEVELS as usize],
-    /// Tables out of the tree that wait for their release.
+    /// Tables taken out of the tree and not yet released.
     pub retired: usize,
-    /// Most pages there ever were, those retired among them.
+    /// Largest number of pages so far, retired ones included.
     pub peak: usize,
 }
 
 impl TableStats {
-    /// All pages, those retired among them.
+    /// Number of all pages, retired ones included.
     pub fn pages(&self) -> usize {
         self.tables.iter().sum::<usize>() + self.retired
     }
 }
 
-/// A table taken out of the tree: devices may still walk it.
+/// A table taken out of the tree. Devices may still walk it.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "the page is lost until it is released"]
 pub struct RetiredTable {
@@ -139,16 +139,16 @@ impl RetiredTable {
     reason = "giving a table page back rests on what the device still holds"
 )]
 pub trait PageTable: IoMap {
-    /// The page of the root table, for the device's context entry. Code that gives it to a device
-    /// takes it away again, and waits for the invalidation, before the table is dropped: its pages
-    /// are freed then.
+    /// Returns the page of the root table, for the device's context entry. Code that enters it
+    /// there must remove it, and wait for the invalidation, before the table is dropped: dropping
+    /// frees its pages.
     fn root(&self) -> PhysAddr;
 
-    /// Pages by level. Exact while no core maps.
+    /// Returns the numbers of pages. They are exact while no core maps.
     fn stats(&self) -> TableStats;
 
-    /// Whether there is a table that translates exactly `chunk`, which
-    /// [`retire_leaf`](Self::retire_leaf) might take. The caller owns all of it.
+    /// Returns whether there may be a table that translates exactly `chunk`, which
+    /// [`retire_leaf`](Self::retire_leaf) might take. The caller owns all of `chunk`.
     fn has_table(&self, _chunk: IovaRange) -> bool {
         true
     }

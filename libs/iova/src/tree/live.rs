@@ -1,14 +1,16 @@
-//! Allocated ranges by first page: an open-addressed hash table with linear probing, of words that
-//! are not 0.
+//! Map from the first page of an allocated range to a word that is not 0: an open-addressed hash
+//! table with linear probing.
 //!
-//! First pages are the allocator's own choice, so no caller can steer them into one bucket. Removal
+//! The allocator chooses the first pages, so no caller can steer them into one bucket. Removal
 //! shifts the followers back, so that no tombstones slow the table down with age. 16 bytes per
 //! slot, at most 3/4 full; it grows by doubling and does not shrink before a reset.
 
 use alloc::{vec, vec::Vec};
 
+/// The map. See the module documentation.
 pub(super) struct Live {
-    /// First pages and words, 0 in an empty slot; a power of two of them.
+    /// Pairs of first page and word; the word is 0 in an empty slot. Their number is a power of
+    /// two.
     slots: Vec<(u64, u64)>,
     len: usize,
 }
@@ -29,12 +31,13 @@ impl Live {
         self.slots.capacity() * size_of::<(u64, u64)>()
     }
 
+    /// Returns the slot at which probing for `first` begins.
     fn home(&self, first: u64) -> usize {
         let hash = first.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         (hash >> (u64::BITS - self.slots.len().ilog2())) as usize
     }
 
-    /// Returns the slot of the word of `first`, or the free one for it.
+    /// Returns the slot that holds `first`, or the empty one at which it would be inserted.
     fn slot_of(&self, first: u64) -> usize {
         let mut slot = self.home(first);
         while self.slots[slot].1 != 0 && self.slots[slot].0 != first {
@@ -48,7 +51,7 @@ impl Live {
         (word != 0).then_some(word)
     }
 
-    /// Adds a word, or changes the one that is there.
+    /// Sets the word of `first`, and adds an entry if there is none.
     pub(super) fn set(&mut self, first: u64, word: u64) {
         if (self.len + 1) * 4 > self.slots.len() * 3 {
             let larger = vec![(0, 0); self.slots.len() * 2];
@@ -63,7 +66,7 @@ impl Live {
         self.slots[slot] = (first, word);
     }
 
-    /// Removes the word of `first`, which is there.
+    /// Removes the entry of `first`, which exists.
     pub(super) fn remove(&mut self, first: u64) {
         let mask = self.slots.len() - 1;
         let mut hole = self.slot_of(first);
@@ -73,7 +76,7 @@ impl Live {
             if self.slots[next].1 == 0 {
                 break;
             }
-            // It may move back into the hole unless its home lies after the hole.
+            // The entry may move back into the hole unless its home lies after the hole.
             let home = self.home(self.slots[next].0);
             if (next.wrapping_sub(home) & mask) >= (next.wrapping_sub(hole) & mask) {
                 self.slots[hole] = self.slots[next];

@@ -3,8 +3,8 @@ use crate::chain::HEADER;
 use crate::uapi::Sized32;
 use zerocopy::IntoBytes;
 
-/// Bytes as a kernel writes them: the structure, then capabilities by id, version and the body
-/// behind the header.
+/// Information as a kernel writes it: the structure, then capabilities of the given id, version and
+/// body (without the header).
 fn info(capabilities: &[(u16, u16, Vec<u8>)]) -> Vec<u8> {
     let mut bytes = Vec::from(
         IommuType1Info {
@@ -42,7 +42,7 @@ const ALLOWED: [(u64, u64); 2] = [(0, 0xfedf_ffff), (0xfef0_0000, 0x7f_ffff_ffff
 fn all() -> Vec<(u16, u16, Vec<u8>)> {
     vec![
         (CAP_DMA_AVAIL, 1, Vec::from(65_535_u32.to_le_bytes())),
-        // Migration: pages sizes of dirty bitmaps and the like.
+        // Migration: page sizes of dirty bitmaps and the like.
         (2, 1, vec![0xff; 24]),
         (CAP_IOVA_RANGE, 1, ranges(&ALLOWED)),
     ]
@@ -80,7 +80,7 @@ fn a_kernel_that_says_nothing_of_reserved_iovas_is_refused() {
     let parsed = IommuInfo::parse(&old).expect("old, not wrong");
     assert_eq!(parsed.aperture(), Err(InfoError::NoRanges));
     assert_eq!(parsed.mappings_left, None);
-    // Without the flag nothing is an offset.
+    // Without the flag, `cap_offset` has no meaning.
     old[4] &= !(INFO_CAPS as u8);
     old[16] = 3;
     assert!(IommuInfo::parse(&old).is_ok());
@@ -97,7 +97,7 @@ fn an_iommu_without_4_kib_pages_is_refused() {
     let parsed = IommuInfo::parse(&large).expect("large pages");
     let page_sizes = 0x4001_0000;
     assert_eq!(parsed.aperture(), Err(InfoError::PageSize { page_sizes }));
-    // It did not say.
+    // A kernel that does not report page sizes.
     large[4] &= !(INFO_PGSIZES as u8);
     let parsed = IommuInfo::parse(&large).expect("no page sizes");
     assert_eq!(
@@ -192,7 +192,7 @@ fn ranges_that_end_before_they_begin_or_overlap_or_hold_no_page() {
     assert_eq!(usable, [range(1, 5), range(9, (1 << 52) - 9)]);
 }
 
-/// Page sizes, ranges and width that a guest's unit is held against.
+/// Page sizes, ranges and width with which those of a guest's IOMMU are compared.
 #[test]
 fn allowed_ranges_and_page_sizes_are_distinguished_page_by_page() {
     let info = IommuInfo::parse(&info(&all())).expect("what a kernel writes");

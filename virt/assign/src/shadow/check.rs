@@ -1,4 +1,4 @@
-//! Check of the mappings of the book against the guest's tables.
+//! Check of the container's recorded mappings against the guest's tables, after an invalidation.
 
 use guest_mem::{Budget, Found, Iommu, Next, PAGE_SIZE, PhysMem, Stop};
 
@@ -9,18 +9,19 @@ use crate::container_mappings::Mapping;
 /// Progress of a check.
 #[derive(Debug)]
 pub(super) struct Check {
-    /// First and last page of the invalidation.
+    /// First and last page of the guest's invalidation.
     told: (u64, u64),
-    /// Next page of the book to check.
+    /// Page from which the next recorded mapping is checked.
     next: u64,
-    /// Mappings that are gone are unmapped before the invalidation completes, under every policy.
+    /// Mappings that are gone are unmapped before the invalidation completes, whatever the policy.
     at_once: bool,
     looking: Option<Looking>,
-    /// Gone, and not yet dealt with: those that are unmapped before the invalidation completes, and
-    /// those of which the policy decides.
+    /// Mappings that are gone and not yet handled: those that are unmapped before the invalidation
+    /// completes, and those that the policy decides about.
     gone_at_once: Vec<Mapping>,
     gone_by_policy: Vec<Mapping>,
-    /// Mappings that were cut, which are to be filled anew.
+    /// First and last pages of mappings of which a part is gone. What is left of them is mapped
+    /// anew.
     cut: Vec<(u64, u64)>,
 }
 
@@ -28,11 +29,11 @@ pub(super) struct Check {
 #[derive(Clone, Copy, Debug)]
 struct Looking {
     mapping: Mapping,
-    /// The next page.
+    /// Next page to compare.
     at: u64,
-    /// Some page of it stands as it was.
+    /// The tables still map some page of it as recorded.
     stands: bool,
-    /// Some page does not.
+    /// The tables do not map some page of it as recorded.
     is_gone: bool,
 }
 
@@ -52,8 +53,8 @@ impl Check {
 }
 
 impl<C: Caller> Shadow<C> {
-    /// Checks the mappings of `task`, and deals with those that are gone. The pages that are to be
-    /// filled then, first and last.
+    /// Checks the mappings of `task`, and unmaps those that are gone, or keeps them as the policy
+    /// prescribes. Returns the ranges to fill afterwards, as first and last pages.
     pub(super) fn check<I: Iommu, M: PhysMem>(
         &mut self,
         task: &mut Task,
@@ -115,7 +116,8 @@ impl<C: Caller> Shadow<C> {
                 self.is_granular = true;
             }
             if looking.is_gone {
-                // The rest of one that was cut is mapped anew, for which it has to be gone.
+                // What is left of a mapping that was cut is mapped anew, so the whole is unmapped
+                // first.
                 match check.at_once || looking.stands {
                     true => check.gone_at_once.push(mapping),
                     false => check.gone_by_policy.push(mapping),
@@ -128,7 +130,7 @@ impl<C: Caller> Shadow<C> {
         }
     }
 
-    /// Compares a mapping with the tables.
+    /// Compares a mapping with the guest's tables.
     fn look_at<I: Iommu, M: PhysMem>(
         &mut self,
         looking: &mut Looking,
@@ -138,7 +140,7 @@ impl<C: Caller> Shadow<C> {
     ) -> Result<(), Pause> {
         let mapping = looking.mapping;
         let last = iova(mapping.last()).raw() | (PAGE_SIZE - 1);
-        // Each turn moves on by a page at least, or ends.
+        // Each iteration advances by at least a page, or returns.
         while looking.at <= mapping.last() {
             if budget.is_spent() {
                 return Err(Pause::Budget);
@@ -181,7 +183,7 @@ impl<C: Caller> Shadow<C> {
         if check.gone_at_once.is_empty() && check.gone_by_policy.is_empty() {
             return Ok(());
         }
-        // In the worst case each is a call.
+        // In the worst case each mapping takes a call of its own.
         if self.calls.len() >= MOST {
             return Err(Pause::Wait);
         }
@@ -199,7 +201,7 @@ fn is_part(mapping: &Mapping, found: &Found) -> bool {
     found.gpa.raw() == gpa.wrapping_mul(PAGE_SIZE) && access_of(found) == Some(mapping.access)
 }
 
-/// Returns the access that the device has there; `None`: no access.
+/// Returns the access that `found` grants the device; `None`: no access.
 pub(super) fn access_of(found: &Found) -> Option<dma_map::iova::Access> {
     use dma_map::iova::Access;
     match (found.can_read, found.can_write) {

@@ -1,13 +1,13 @@
-//! The guest's processors, as destinations name them.
+//! Processors of the guest, as interrupt destinations address them.
 //!
-//! A destination is resolved to those of the guest's processors that it names, and a command to the
-//! hardware is composed for each of them with its own identifier. So a broadcast, a logical
-//! destination or a shorthand never reaches a core that is not the guest's.
+//! A destination is resolved to the guest's processors that it addresses, and a separate command
+//! with the physical APIC id is composed for each. So a broadcast, a logical destination or a
+//! shorthand never reaches a core that is not the guest's.
 
-/// The most processors of a guest.
+/// Largest number of processors of a guest.
 pub const PROCESSORS_MAX: usize = 4;
 
-/// APIC identifiers of the guest's processors, in its order.
+/// APIC identifiers of the guest's processors, by processor number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Processors {
     ids: [u32; PROCESSORS_MAX],
@@ -43,7 +43,7 @@ impl Processors {
         self.ids[..self.len].get(index).copied()
     }
 
-    /// Those whose identifiers are as asked.
+    /// Returns the processors for whose identifiers `is_meant` is true.
     fn which(&self, mut is_meant: impl FnMut(u32) -> bool) -> Targets {
         let mut targets = Targets::default();
         for (index, id) in self.ids[..self.len].iter().enumerate() {
@@ -54,14 +54,14 @@ impl Processors {
         targets
     }
 
-    /// All of them.
+    /// Returns the set of all processors.
     #[must_use]
     pub fn all(&self) -> Targets {
         self.which(|_| true)
     }
 
-    /// Those of a destination of 8 bits, of a message or a pin: all for 0xff; by bits where it is
-    /// logical.
+    /// Returns the processors that an 8-bit destination of a message or an I/O APIC pin addresses.
+    /// Physical: one identifier, or all for 0xff. Logical: a bit for each processor (flat model).
     #[must_use]
     pub fn of_byte(&self, to: u32, is_logical: bool) -> Targets {
         self.which(|id| match is_logical {
@@ -70,8 +70,8 @@ impl Processors {
         })
     }
 
-    /// Those of an x2APIC's destination of 32 bits: all for ones; a cluster of sixteen and a bit
-    /// for each where it is logical.
+    /// Returns the processors that a 32-bit x2APIC destination addresses. All ones: all processors.
+    /// Physical: one identifier. Logical: a cluster of sixteen, and a bit for each in it.
     #[must_use]
     pub fn of_word(&self, to: u32, is_logical: bool) -> Targets {
         self.which(|id| match is_logical {
@@ -82,7 +82,7 @@ impl Processors {
     }
 }
 
-/// Some of the guest's processors.
+/// Set of the guest's processors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Targets(u32);
 
@@ -105,19 +105,19 @@ impl Targets {
         self.0 >> index & 1 != 0
     }
 
-    /// These, less one.
+    /// Returns the set without the processor `index`.
     #[must_use]
     pub const fn without(self, index: usize) -> Self {
         Self(self.0 & !(1 << index))
     }
 
-    /// The first.
+    /// Returns the lowest number in the set.
     #[must_use]
     pub fn first(self) -> Option<usize> {
         self.iter().next()
     }
 
-    /// Their numbers, in order.
+    /// Returns the numbers in the set, in order.
     pub fn iter(self) -> impl Iterator<Item = usize> {
         (0..PROCESSORS_MAX).filter(move |index| self.contains(*index))
     }
@@ -153,7 +153,7 @@ mod tests {
         assert_eq!(guests.of_word(0xffff, true), Targets(3));
         assert_eq!(guests.of_word(u32::MAX, false), Targets(3));
         assert_eq!(guests.of_word(2, false), Targets(0));
-        // Identifiers that are not their numbers.
+        // Identifiers that differ from the processors' numbers.
         let guests = Processors::new([4, 0x12]);
         assert_eq!(guests.of_word(0x12, false), Targets(2));
         assert_eq!(guests.of_word(0x1_0004, true), Targets(2));

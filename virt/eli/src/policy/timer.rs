@@ -1,8 +1,8 @@
-//! The local APIC's timer: a periodic one has a least period.
+//! Least period of the local APIC's timer in periodic mode.
 //!
-//! A period that is short enough keeps a processor in its delivery, and an emulator, which has one
-//! more thing to do for each, away from all other timers. KVM's least period is taken. A timer that
-//! fires once needs an instruction of the guest's for each time, and has none.
+//! A very short period would keep a processor busy with delivery, and delay the other timers of a
+//! hypervisor that emulates this one. The limit is KVM's default. One-shot mode is not limited:
+//! there each interrupt takes an instruction of the guest.
 
 /// The least period, µs.
 pub const LEAST_PERIOD_US: u64 = 200;
@@ -16,8 +16,8 @@ pub const fn divisor(register: u32) -> u32 {
     }
 }
 
-/// The initial count for the real timer, where the guest wrote `initial`, and the timer's clock
-/// makes `least` counts in the least period.
+/// Returns the initial count for the real timer if the guest wrote `initial`. `least`: counts of
+/// the undivided clock in the least period.
 #[must_use]
 pub fn initial_count(initial: u32, divide: u32, is_periodic: bool, least: u64) -> u32 {
     if !is_periodic || initial == 0 {

@@ -1,5 +1,4 @@
-//! Requests from a driver to a disk, settings that change in between, hostile rings, and both by
-//! chance.
+//! Tests of requests, changes of settings between them, and hostile rings; also at random.
 
 use seeded::Random;
 

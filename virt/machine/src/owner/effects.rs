@@ -1,4 +1,4 @@
-//! Acting on the reports of units and on the effects that functions ask for.
+//! Handling of events from remapping units, and of the effects that functions request.
 
 use guest_mem::PhysMem;
 use sidecore::Nanos;
@@ -13,7 +13,7 @@ where
     F: ResolveFunction<U::Command>,
     M: PhysMem,
 {
-    /// Acts on the pending reports of units.
+    /// Handles the pending events of units, and those that follow from them.
     #[inline]
     pub(super) fn settle(&mut self, now: Nanos) {
         while !self.pending.is_empty() {
@@ -21,8 +21,8 @@ where
         }
     }
 
-    /// Acts on one round of reports. The number of rounds is bounded by the number of commands: a
-    /// function takes no new requests while it receives an answer.
+    /// Handles one round of events. The number of rounds is bounded by the number of commands: a
+    /// function starts no new request while it receives an answer.
     #[cold]
     pub(super) fn act_on_news(&mut self, now: Nanos) {
         for event in std::mem::take(&mut self.pending.events) {
@@ -64,7 +64,7 @@ where
         }
     }
 
-    /// Carries out the effects that function number `number` has asked for.
+    /// Carries out the effects that function number `number` has requested.
     #[inline]
     pub(super) fn apply(&mut self, number: usize, now: Nanos) {
         if let Some(Some(slot)) = self.slots.get(number)
@@ -82,7 +82,7 @@ where
         if !slot.effects.released.is_empty() {
             let held = slot.holds.len();
             let mut released = std::mem::take(&mut slot.effects.released);
-            // A guest decides how many there are.
+            // Sorted, for a guest controls their number.
             released.sort_unstable();
             slot.holds
                 .retain(|held| released.binary_search(&held.id).is_err());
@@ -114,7 +114,7 @@ where
         }
     }
 
-    /// Records the messages of a function's interrupt lines, and connects those that have changed.
+    /// Records the new messages of a function's interrupt lines, and connects these lines.
     #[cold]
     pub(super) fn reroute(&mut self, number: usize) {
         let Some(Some(slot)) = self.slots.get_mut(number) else {
@@ -133,7 +133,7 @@ where
             .connect(unit, &self.mem, &mut slot.function, number, &changed);
     }
 
-    /// Resolves the messages of a function's interrupt lines again.
+    /// Resolves the messages of a function's interrupt lines again, after remapping has changed.
     pub(super) fn connect_all(&mut self, number: usize) {
         let Some(Some(slot)) = self.slots.get_mut(number) else {
             return;
@@ -146,7 +146,8 @@ where
         }
     }
 
-    /// Notifies function number `number` of the invalidations that it has held for too long.
+    /// Notifies function number `number` of the invalidations that it has held for longer than
+    /// their limit.
     #[cold]
     pub(super) fn watch_holds(&mut self, number: usize, now: Nanos) {
         let Some(Some(slot)) = self.slots.get_mut(number) else {

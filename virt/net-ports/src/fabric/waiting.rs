@@ -1,28 +1,28 @@
-//! Frames that wait for one receiver, in the order in which they came.
+//! Queue of frames that wait for one receiver, in the order in which they came.
 //!
-//! A short frame that goes to its receiver as it came lies here, in a ring of slots of its own. Any
-//! other one is named by its place in [`Shared::frames`](super::Shared::frames), where it is for
-//! all of its receivers.
+//! A short, unmodified frame is stored in a slot of this queue's own ring. Any other frame is
+//! stored once for all of its receivers in [`Shared::frames`](super::Shared::frames), and this
+//! queue has its index there.
 
 use std::collections::VecDeque;
 
 use super::{QUEUE, SHORT};
 
-/// The length of a frame in the next slot, or the place of another one.
+/// One queued frame: the length of a short one in the next slot, or the index of a shared one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Item {
     Short(u16),
     Place(usize),
 }
 
-/// See the module's head. Bound: [`QUEUE`] frames, and as many slots of [`SHORT`] bytes: 256 KiB,
-/// from the first short frame on.
+/// See the module documentation. Bound: [`QUEUE`] frames, and as many slots of [`SHORT`] bytes: 256
+/// KiB, allocated with the first short frame.
 #[derive(Debug, Default)]
 pub(super) struct Waiting {
     items: VecDeque<Item>,
-    /// Buffers for the largest number of frames; made for the first one.
+    /// Ring of [`QUEUE`] slots; empty before the first short frame.
     slots: Box<[[u8; SHORT]]>,
-    /// The slot of the first short frame, and how many there are.
+    /// Slot of the first short frame, and number of short frames.
     first: usize,
     short: usize,
 }
@@ -32,7 +32,7 @@ impl Waiting {
         self.items.len()
     }
 
-    /// Puts a frame of [`SHORT`] bytes at most behind the others; false if there is no room.
+    /// Appends a frame of at most [`SHORT`] bytes. Returns false if there is no room.
     #[inline]
     pub fn push_short(&mut self, bytes: &[u8]) -> bool {
         if self.items.len() == QUEUE {
@@ -48,7 +48,7 @@ impl Waiting {
         true
     }
 
-    /// The same with the frame at `place`.
+    /// Appends the shared frame at `place`. Returns false if there is no room.
     pub fn push(&mut self, place: usize) -> bool {
         let has_room = self.items.len() < QUEUE;
         if has_room {
@@ -57,7 +57,7 @@ impl Waiting {
         has_room
     }
 
-    /// Bytes of the short frames in front.
+    /// Returns the bytes of the short frames at the front, up to the first shared one.
     #[inline]
     pub fn short(&self) -> impl Iterator<Item = &[u8]> {
         let items = self.items.iter().enumerate();
@@ -67,19 +67,19 @@ impl Waiting {
         })
     }
 
-    /// Takes `count` short frames away, which are in front.
+    /// Removes the first `count` frames, all of which are short.
     #[inline]
     pub fn drop_short(&mut self, count: usize) {
         self.items.drain(..count);
         self.short -= count;
         self.first = match self.short {
-            // The slots that are in the cache.
+            // An empty queue restarts at slot 0, which is likely in the CPU's cache.
             0 => 0,
             _ => (self.first + count) % QUEUE,
         };
     }
 
-    /// The place of the frame in front, if it is none of the short ones.
+    /// Returns the index of the frame at the front, if it is a shared one.
     pub fn front(&self) -> Option<usize> {
         match self.items.front() {
             Some(Item::Place(place)) => Some(*place),
@@ -87,25 +87,25 @@ impl Waiting {
         }
     }
 
-    /// Takes it away.
+    /// Removes and returns that frame.
     pub fn pop_front(&mut self) -> Option<usize> {
         let place = self.front()?;
         self.items.pop_front();
         Some(place)
     }
 
-    /// Returns the position in the queue of the frame at `place`.
+    /// Returns the position in the queue of the shared frame at `place`.
     pub fn position(&self, place: usize) -> Option<usize> {
         let wanted = Item::Place(place);
         self.items.iter().position(|item| *item == wanted)
     }
 
-    /// Takes the frame away that stands there, and is none of the short ones.
+    /// Removes the frame at position `at`, which is a shared one.
     pub fn remove(&mut self, at: usize) {
         self.items.remove(at);
     }
 
-    /// Takes all frames away; the places of those that have one.
+    /// Removes all frames, and returns the indices of the shared ones.
     pub fn clear(&mut self) -> Vec<usize> {
         (self.first, self.short) = (0, 0);
         let places = self.items.drain(..).filter_map(|item| match item {
@@ -121,8 +121,8 @@ mod tests {
     use super::*;
     use seeded::Random;
 
-    /// Frames of both kinds come, are taken in bursts, and some are taken away in between: as a
-    /// queue of whole frames has it.
+    /// Compares the queue with a simple model: both kinds of frames are appended, taken in bursts,
+    /// and removed from the middle.
     #[test]
     fn frames_leave_in_the_order_in_which_they_came() {
         let mut random = Random::new(1);
@@ -130,7 +130,7 @@ mod tests {
         let mut model: VecDeque<Result<Vec<u8>, usize>> = VecDeque::new();
         let mut next = 0;
         for phase in 0..40 {
-            // Filled, and emptied.
+            // Phases that fill and that empty the queue alternate.
             let fills = phase % 2 == 0;
             for _ in 0..1_500 {
                 if random.below(4) < if fills { 3 } else { 1 } {

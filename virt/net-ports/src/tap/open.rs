@@ -1,4 +1,4 @@
-//! The one place where a TAP interface is opened.
+//! Opening and configuration of TAP interfaces.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -8,29 +8,29 @@ use std::os::unix::net::UnixDatagram;
 
 use net_offload::{HEADER_LEN, Offloads};
 
-/// Reason why a TAP interface cannot be used. The interface's name is the caller's to say.
+/// Reason why a TAP interface cannot be used. Messages leave the interface's name to the caller.
 #[derive(Debug, thiserror::Error)]
 pub enum TapError {
-    /// Longer than the kernel takes, empty, or with other than printable characters.
+    /// The name is longer than the kernel accepts, empty, or has other than printable characters.
     #[error("{0:?} is no interface name (1 to 15 printable characters)")]
     Name(String),
-    /// There is none of that name, and none is to be made.
+    /// There is no interface of that name, and it is not to be created.
     #[error("there is no such interface")]
     Missing,
     /// `/dev/net/tun` cannot be opened: no such module, or no permission.
     #[error("/dev/net/tun cannot be opened")]
     Open(#[source] io::Error),
-    /// The kernel refuses the interface to this user (CAP_NET_ADMIN, or an interface made for the
-    /// user).
+    /// The kernel refuses the interface to this user, who needs CAP_NET_ADMIN or an interface
+    /// created for this user.
     #[error("no permission")]
     Denied(#[source] io::Error),
-    /// Another process has all of its queues.
+    /// Another process has attached to all of its queues.
     #[error("another process has it open")]
     Busy,
     /// The interface is of another kind.
     #[error("it exists and is no TAP interface")]
     Kind,
-    /// The interface was made for one queue only.
+    /// The interface was created for one queue only.
     #[error("it has one queue")]
     OneQueue,
     /// The interface's MTU is less than the requested one.
@@ -38,7 +38,7 @@ pub enum TapError {
     Mtu {
         /// The requested MTU.
         asked: u16,
-        /// The interface's.
+        /// The interface's MTU.
         has: u16,
     },
     /// The kernel refuses the interface for another reason.
@@ -58,8 +58,7 @@ pub struct TapOptions<'n> {
     pub pairs: u16,
     /// Largest packet in bytes, at most the interface's MTU, which is the default.
     pub mtu: Option<u16>,
-    /// An interface that does not exist is made, if permitted, and is removed with its queues. If
-    /// false, a missing interface is an error, since the name may be mistyped.
+    /// A missing interface is created, if permitted, and is removed with its queues. If
     pub is_made: bool,
 }
 
@@ -68,10 +67,11 @@ pub struct TapOptions<'n> {
 pub struct Interface {
     pub name: String,
     pub mtu: u16,
-    /// The kernel segments UDP (6.2).
+    /// The kernel supports UDP segmentation offload (Linux 6.2).
     pub has_uso: bool,
 }
 
+/// Converts the result of an ioctl.
 pub fn asked(result: libc::c_int) -> io::Result<()> {
     if result < 0 {
         return Err(io::Error::last_os_error());
@@ -79,7 +79,7 @@ pub fn asked(result: libc::c_int) -> io::Result<()> {
     Ok(())
 }
 
-/// A request about an interface; the name is 15 bytes at most.
+/// Creates the request for an interface; the name has at most 15 bytes.
 pub fn request(name: &str, flags: libc::c_int) -> libc::ifreq {
     // SAFETY: all zero bytes are a valid `ifreq`: an array of characters and a union of plain data.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
@@ -91,7 +91,7 @@ pub fn request(name: &str, flags: libc::c_int) -> libc::ifreq {
 }
 
 impl Interface {
-    /// The interface, and its queues.
+    /// Opens or creates the interface. Returns it and its queues.
     pub fn open(options: &TapOptions<'_>) -> Result<(Self, Vec<File>), TapError> {
         let (name, pairs) = (options.name, options.pairs.max(1));
         let is_plain = |byte: u8| byte.is_ascii_graphic() && byte != b'/';
@@ -103,8 +103,8 @@ impl Interface {
             return Err(TapError::Missing);
         }
         let files = match (attach(name, pairs, pairs > 1), pairs) {
-            // The kernel refuses to attach to an interface made for several queues as to one of a
-            // single queue, and vice versa.
+            // The kernel refuses to attach with IFF_MULTI_QUEUE to an interface created without it,
+            // and vice versa.
             (Err(TapError::Kind), 1) => attach(name, 1, true)?,
             (Err(TapError::Kind), 2..) => {
                 return Err(match attach(name, 1, false) {
@@ -144,9 +144,9 @@ fn attach(name: &str, pairs: u16, several: bool) -> Result<Vec<File>, TapError> 
         flags |= libc::IFF_MULTI_QUEUE;
     }
     let files = (0..pairs).map(|_| {
-        // No call waits, and a read that is posted in an io_uring is tried again when there is a
-        // frame. RWF_NOWAIT would say so of each call, but Linux before 6.4 refuses it of such a
-        // file.
+        // No call waits. A read that is posted in an io_uring is retried by the kernel when there
+        // is a frame. RWF_NOWAIT would have the same effect for each call, but Linux before 6.4
+        // refuses it for such a file.
         let file = OpenOptions::new()
             .read(true)
             .write(true)
@@ -167,16 +167,16 @@ fn attach(name: &str, pairs: u16, several: bool) -> Result<Vec<File>, TapError> 
     files.collect()
 }
 
-/// Sets the offloads that the kernel leaves undone in frames that are read, for all queues.
+/// Sets the offloads, for all queues, that frames may still need when they are read.
 pub fn set_offloads(file: &File, flags: u32) -> io::Result<()> {
     let flags = libc::c_ulong::from(flags);
     // SAFETY: the argument is a number.
     asked(unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETOFFLOAD, flags) })
 }
 
-/// Asks the kernel about an interface of this network namespace.
+/// Makes an ioctl about an interface of this network namespace.
 fn about(what: libc::Ioctl, request: &mut libc::ifreq) -> io::Result<()> {
-    // Any socket will do to ask by.
+    // Any socket serves for these requests.
     let socket = UnixDatagram::unbound()?;
     // SAFETY: the requests that are made here read and write an `ifreq`, which `request` is.
     asked(unsafe { libc::ioctl(socket.as_raw_fd(), what, &raw mut *request) })

@@ -1,4 +1,4 @@
-//! One queue of an interface, and the buffers into which frames are read.
+//! One queue of a TAP interface, and the buffers into which frames are read.
 //!
 //! A buffer belongs to the kernel from the submission of its read to the io_uring until the
 //! completion has been reaped ([`Slot::is_kernels`]); meanwhile nothing here touches it, and if the
@@ -16,23 +16,23 @@ use vio::net::{BURST, FrameData, FrameReceiver, RxFrame, TxFrame};
 
 use super::{SLOTS, open};
 
-/// Bytes of a buffer: the longest frame, and its header.
+/// Bytes of a buffer: the longest frame and its header, with some room.
 const BUFFER: usize = HEADER_LEN + MAX_FRAME + 32;
-/// Pieces of one frame that are written where they lie; one of more is put together first.
+/// Largest number of pieces of a frame that are written by one `writev` without a copy.
 const PIECES: usize = 32;
-/// Most polls for a completion that has to arrive, since its request was cancelled.
+/// Largest number of polls for the completions of cancelled reads, which must arrive.
 const LOOKS: usize = 64;
-/// Frames in an interface's queue at most that are discarded.
+/// Largest number of frames that are discarded from an interface's queue.
 const DISCARDED: usize = 1_024;
 
 /// Reason why a frame was not sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SendError {
-    /// The header is not the frame's.
+    /// The virtio header does not match the frame.
     Header,
     /// The interface is down or full.
     Refused,
-    /// There is no interface any more.
+    /// The interface has been deleted.
     Gone,
 }
 
@@ -46,18 +46,18 @@ struct Slot {
 pub struct Queue {
     file: File,
     share: UringShare,
-    /// The host refuses io_uring: reads are made here.
+    /// The host refuses io_uring: frames are read by system calls.
     is_direct: bool,
-    /// The kernel takes reads that end where others wait: Linux 6.4 and later.
+    /// The kernel accepts RWF_NOWAIT for a TAP: Linux 6.4 and later.
     has_nowait: bool,
     slots: Vec<Slot>,
     free: Vec<usize>,
     /// Number of reads that have not completed.
     open: usize,
-    /// Buffers with frames, and how many bytes are in them.
+    /// Indices of buffers that hold a frame, and the number of bytes in each.
     ready: VecDeque<(usize, usize)>,
-    /// Reads that are to be made at once behind one that has waited, and how many of them there
-    /// were that found a frame.
+    /// Number of reads that are posted with RWF_NOWAIT before the one that waits, and number of
+    /// reads of the last batch that found a frame.
     ahead: usize,
     found: usize,
     answers: Vec<(u64, i32)>,
@@ -106,7 +106,7 @@ impl Queue {
         })
     }
 
-    /// Whether there is a frame; posts reads where there are none.
+    /// Returns whether there is a frame. Posts new reads if none are open.
     pub fn has_frames(&mut self) -> bool {
         if !self.ready.is_empty() {
             return true;
@@ -121,7 +121,7 @@ impl Queue {
         if self.open != 0 && self.share.has_events() {
             self.reap();
         }
-        // Also where a read has failed: a core that sleeps is woken by one that waits.
+        // Also if a read has failed: a read that waits is what wakes a sleeping core.
         if self.open == 0 && self.ready.is_empty() && !self.is_gone {
             self.post();
             if self.share.has_events() {
@@ -131,7 +131,7 @@ impl Queue {
         !self.ready.is_empty()
     }
 
-    /// Reads that do not wait, as many as there were frames lately, and one that does.
+    /// Posts reads that do not wait, as many as found frames lately, and one that waits.
     fn post(&mut self) {
         if self.share.take(SLOTS as u32).is_err() {
             self.is_direct = true;
@@ -157,7 +157,7 @@ impl Queue {
         slot.is_kernels = true;
         let fd = types::Fd(self.file.as_raw_fd());
         let read = opcode::Read::new(fd, slot.bytes.as_mut_ptr(), BUFFER as u32);
-        // The end of the file, which has no places.
+        // Offset -1: the current position, for a file that has none.
         let read = read.offset(u64::MAX).rw_flags(flags).build();
         self.open += 1;
         // SAFETY: the buffer stays where it is, untouched, while `is_kernels`: until the completion
@@ -170,7 +170,7 @@ impl Queue {
         self.share.collect(&mut answers);
         let mut found = 0;
         for (data, result) in answers.drain(..) {
-            // Completions of cancellations have more bits.
+            // The user data of a cancellation's completion is larger than any index.
             let Some(slot) = self.slots.get_mut(data as usize) else {
                 continue;
             };
@@ -185,12 +185,12 @@ impl Queue {
             self.has_nowait &= result != -libc::EOPNOTSUPP;
             self.is_gone |= is_gone(-result);
         }
-        // The one that has waited is one more than those that did not.
+        // Includes the read that waited, in addition to those that did not.
         self.found += found;
         self.answers = answers;
     }
 
-    /// A read of our own that does not wait.
+    /// Reads one frame by a system call that does not wait.
     fn read_now(&mut self) {
         let Some(&at) = self.free.last() else { return };
         let bytes = &mut self.slots[at].bytes;
@@ -206,7 +206,8 @@ impl Queue {
         }
     }
 
-    /// Offers the frames that are there to a driver that has taken on so much; how many are over.
+    /// Offers the frames that were read to a driver that accepts the offloads `receiver`. Returns
+    /// the number of frames that it took.
     pub fn deliver(&mut self, to: &mut dyn FrameReceiver, receiver: Offloads) -> usize {
         // The kernel sets this regardless of the requested offloads; a driver without GUEST_CSUM
         // must not see it (§5.1.6.4.1).
