@@ -10,6 +10,7 @@
 //! and that leads past the end of every file: to [`TRAP`] plus a multiple of `TRAP_STEP` that
 //! encodes the fault. So only reads of that cluster fail, wherever in a chain the image is. Neither
 //! the file nor its table is written.
+//!
 //! Not checked, since reading does not depend on them: reference counts, the flag that a count is
 //! one, the cluster that is allocated for one that reads as zeroes, and whether two clusters of the
 //! disk share one of the file.

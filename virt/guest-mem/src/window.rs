@@ -1,5 +1,6 @@
 //! A cached pointer into guest memory, valid for one generation of translations. A device reads and
 //! writes its rings through it.
+//!
 //! Translating an address for every read of an index would cost ten times the read itself. A device
 //! therefore keeps a [`Window`] for each part of a ring, checks [`Window::is_current`] once per
 //! batch, and calls [`Dma::refresh`](crate::Dma::refresh) if it is not. Between two checks, an
@@ -8,7 +9,7 @@
 //! Memory safety does not depend on that protocol: a window keeps its memory mapped, and a stale
 //! one still points to RAM of the same guest. DMA protection does depend on it.
 //!
-//! UNSAFETY: dereferences the cached pointer. An access through [`Mapping`] would repeat a check
+//! UNSAFETY: dereferences the cached pointer. An access through `Mapping` would repeat a check
 //! already made and add a dependent load to every read of an index.
 
 use std::ptr::NonNull;

@@ -1,8 +1,8 @@
 //! MSI-X table of one function (PCI Local Bus 3.0, §6.8.2), plain data of the function's owner.
 //!
 //! An interrupt is one message: address and data are read from the table entry at the time of
-//! delivery, so that no notice is needed when a guest moves a vector. Masked vectors latch a
-//! pending bit and deliver once when unmasked. Delivered messages are appended to the caller's
+//! delivery, so the table need not be notified when a guest changes a vector. Masked vectors latch
+//! a pending bit and deliver once when unmasked. Delivered messages are appended to the caller's
 //! list.
 
 use std::ops::Range;
@@ -14,29 +14,29 @@ pub const ENTRY_SIZE: u64 = 16;
 /// Mask bit of an entry's vector control word.
 const MASKED: u32 = 1;
 
-/// Positions of a function's table and pending bits: the content of its capability.
+/// Locations of a function's table and pending bits: the content of its MSI-X capability.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MsixPlace {
     /// Number of vectors, 1 to 2048.
     pub vectors: u16,
-    /// Index of the BAR that has the table.
+    /// Index of the BAR that contains the table.
     pub table_bar: u8,
-    /// Offset of the table in it, a multiple of 8.
+    /// Offset of the table in that BAR, a multiple of 8.
     pub table: u32,
-    /// Index of the BAR that has the pending-bit array.
+    /// Index of the BAR that contains the pending-bit array.
     pub pending_bar: u8,
-    /// Offset of the array in it, a multiple of 8.
+    /// Offset of the array in that BAR, a multiple of 8.
     pub pending: u32,
 }
 
 impl MsixPlace {
-    /// Bytes of the table in its BAR.
+    /// Returns the range of bytes of the table in its BAR.
     pub fn table_bytes(&self) -> Range<u64> {
         let first = u64::from(self.table);
         first..first + ENTRY_SIZE * u64::from(self.vectors)
     }
 
-    /// Bytes of the pending-bit array in its BAR: whole words of 64 bits.
+    /// Returns the range of bytes of the pending-bit array in its BAR: whole words of 64 bits.
     pub fn pending_bytes(&self) -> Range<u64> {
         let first = u64::from(self.pending);
         first..first + 8 * u64::from(self.vectors).div_ceil(64)
@@ -57,13 +57,13 @@ pub struct MsixTable {
     entries: Vec<Entry>,
     enabled: bool,
     masked: bool,
-    /// The function may write to memory, and a message is a write (PCI Local Bus 3.0, §6.8.3.5).
+    /// Bus Master Enable. A message is a write to memory (PCI Local Bus 3.0, §6.8.3.5).
     is_master: bool,
     sent: u64,
 }
 
 impl MsixTable {
-    /// A table of `vectors` entries, all masked as the specification resets them.
+    /// Creates a table of `vectors` entries, all masked, as after a reset.
     pub fn new(vectors: u16) -> Self {
         let entry = Entry {
             address_lo: 0,
@@ -91,13 +91,13 @@ impl MsixTable {
         self.sent
     }
 
-    /// Message control of the capability was written: MSI-X enable and function mask.
+    /// Applies a write to the capability's message control word: MSI-X enable and function mask.
     pub fn set_control(&mut self, enabled: bool, masked: bool, out: &mut Vec<Message>) {
         (self.enabled, self.masked) = (enabled, masked);
         self.deliver_all(out);
     }
 
-    /// Sets Bus Master. A vector that is raised while it is off stays pending.
+    /// Sets Bus Master Enable. A vector that is raised while it is off stays pending.
     pub fn set_bus_master(&mut self, on: bool, out: &mut Vec<Message>) {
         self.is_master = on;
         self.deliver_all(out);
@@ -109,7 +109,7 @@ impl MsixTable {
         }
     }
 
-    /// A table read of 4 or 8 bytes; anything else reads as zero.
+    /// Reads 4 or 8 bytes of the table; any other access reads as zero.
     pub fn read(&self, offset: u64, data: &mut [u8]) {
         data.fill(0);
         if !offset.is_multiple_of(4) {
@@ -121,7 +121,7 @@ impl MsixTable {
         }
     }
 
-    /// A table write of 4 or 8 bytes; anything else is ignored.
+    /// Writes 4 or 8 bytes of the table; any other access is ignored.
     pub fn write(&mut self, offset: u64, data: &[u8], out: &mut Vec<Message>) {
         if !offset.is_multiple_of(4) {
             return;
@@ -132,7 +132,7 @@ impl MsixTable {
         }
     }
 
-    /// The pending-bit array, one bit a vector, read only.
+    /// Reads the pending-bit array, one bit for each vector.
     pub fn read_pending(&self, offset: u64, data: &mut [u8]) {
         for (i, byte) in data.iter_mut().enumerate() {
             let first = (offset as usize).saturating_add(i).saturating_mul(8);
@@ -146,8 +146,8 @@ impl MsixTable {
         }
     }
 
-    /// Raises a vector. Out of range (the guest chose none, 0xffff) is silence, as the
-    /// specification has it.
+    /// Raises a vector. A vector out of range raises nothing; 0xffff means that the guest chose
+    /// none.
     pub fn raise(&mut self, vector: u16, out: &mut Vec<Message>) {
         if !self.enabled {
             return;

@@ -1,11 +1,11 @@
-//! The fixed parts of an x86 machine, as data and state machines: address decoding, interrupt
-//! messages, the chips that every guest expects, and the tables and the kernel with which it boots.
+//! Fixed parts of an x86 machine, as data and state machines: address decoding, interrupt messages,
+//! the chips that every guest expects, and the tables and the kernel with which it boots.
 //!
 //! In reading order:
 //! * [`layout`]: addresses in guest-physical memory, and port numbers.
-//! * [`bus`]: the device that answers an address or a port, and the kind of an access.
+//! * [`bus`]: dispatch of an access to the device at its address or port, and kinds of accesses.
 //! * [`interrupt`]: interrupt messages, and their receiver, which delivers them to the local APICs;
-//!   [`doorbell`]: notifications in the other direction, from the driver.
+//!   [`doorbell`]: notifications from the driver to the device.
 //! * [`memory`]: memory of a device that the guest reaches without an exit.
 //! * [`ioapic`], [`power`]: the chips.
 //! * [`acpi`]: the tables; [`boot`]: kernel, initial RAM disk and command line into RAM.

@@ -1,5 +1,5 @@
-//! The small fixed devices: power (sleep control, sleep status, reset), keyboard reset, notice of a
-//! panic, ejection of PCI functions, marker port.
+//! Small fixed devices: power (sleep control, sleep status, reset), reset by the keyboard
+//! controller, report of a guest's panic, ejection of PCI functions, marker port.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ pub trait PowerSink: Send + Sync {
     fn power_off(&self);
     /// Handles a reset, by ACPI or by the keyboard controller.
     fn reset(&self);
-    /// Handles a panic of the guest's kernel, without a crash kernel that would handle it.
+    /// Handles a panic of a guest kernel that has no crash kernel loaded.
     fn panicked(&self);
 }
 
@@ -55,7 +55,7 @@ pub struct KeyboardReset(pub Arc<dyn PowerSink>);
 
 impl BusDevice for KeyboardReset {
     fn read(&self, _offset: u64, data: &mut [u8]) -> AccessCause {
-        // Input buffer empty: a guest that waits before its command goes on.
+        // Input buffer empty: a guest that polls for that continues.
         data.fill(0);
         AccessCause::Register
     }
@@ -68,10 +68,10 @@ impl BusDevice for KeyboardReset {
     }
 }
 
-/// Events of [`PanicNotice`]: the kernel has panicked.
+/// Event of [`PanicNotice`]: the kernel has panicked.
 const PANICKED: u8 = 1 << 0;
-/// The same, and a crash kernel is about to run, which ends or resets the machine when it has done
-/// its work.
+/// Event of [`PanicNotice`]: the kernel has panicked and a crash kernel is about to run, which ends
+/// or resets the machine when it has finished.
 const CRASH_LOADED: u8 = 1 << 1;
 
 /// Port at which a guest reports that its kernel has panicked: QEMU's pvpanic
@@ -93,7 +93,7 @@ impl BusDevice for PanicNotice {
     }
 }
 
-/// Receiver of ejections. Called on vCPU threads.
+/// Receiver of ejection requests. Called on vCPU threads.
 pub trait EjectSink: Send + Sync {
     /// Removes the function in PCI slot `slot`, which the guest has stopped using. A slot without a
     /// function, or with one that cannot be ejected, is the guest's error and is ignored. On return
@@ -101,7 +101,8 @@ pub trait EjectSink: Send + Sync {
     fn eject(&self, slot: u8);
 }
 
-/// The ejection register at [`layout::EJECT`], which `_EJ0` of the slots writes. It reads as zero.
+/// Ejection register at [`layout::EJECT`], which the slots' ACPI method `_EJ0` writes. It reads as
+/// zero.
 pub struct Eject(pub Arc<dyn EjectSink>);
 
 impl BusDevice for Eject {
@@ -111,7 +112,7 @@ impl BusDevice for Eject {
     }
 
     fn write(&self, _offset: u64, data: &[u8]) -> AccessCause {
-        // One byte wide: each element of a string instruction is a write.
+        // The register is one byte wide: each element of a string instruction is a write.
         for slot in data {
             self.0.eject(*slot);
         }
@@ -119,13 +120,13 @@ impl BusDevice for Eject {
     }
 }
 
-/// Receiver of markers: called on the vCPU's thread, before the guest goes on.
+/// Receiver of markers. Called on the vCPU's thread, before the guest continues.
 pub trait MarkerSink: Send + Sync {
     /// Reports a marker: 1 begins a measuring window, 2 ends it, others are the guest's own tags.
     fn marker(&self, value: u8);
 }
 
-/// The marker port.
+/// Port at which a guest marks points in time for measurements.
 pub struct Marker(pub Arc<dyn MarkerSink>);
 
 impl BusDevice for Marker {

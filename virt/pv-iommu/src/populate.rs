@@ -1,22 +1,22 @@
 //! Population of guest memory ahead of device accesses, hinted at by MAP requests.
 //!
-//! A device's first access to a page costs its sidecore a page fault: the page is not in the
-//! process's page tables yet, and where the guest has not touched it either, it is not in memory. A
-//! MAP names pages that devices are about to reach, and a guest's buffers lie close together. So
-//! the window of 1 MiB that a MAP lies in is populated as a whole, by a thread of its own, and the
-//! next one once a MAP comes within 64 pages of the end:
+//! A device's first access to a page costs its sidecore a page fault: the page is not yet in the
+//! process's page tables, and if the guest has not touched it either, not in memory. A MAP request
+//! names pages that devices are about to access, and a guest's buffers lie close together. So a
+//! thread of its own populates the whole window of 1 MiB that a MAP lies in, and the next window
+//! once a MAP comes within 64 pages of the end:
 //!
 //! ```text
 //! MAP ─▶ PopulateWindows::ask ── a bit, once a window ─▶ helper: at = window; given back? ─▶ populate
 //! balloon ─▶ PopulateWindows::give_back ── a bit ─▶ at == window? the pages stay : they are discarded
 //! ```
-//! After the paper's page pool and prefetching of host page tables (HOPT), as far as a process can
-//! have them.
+//! This follows the page pool and the prefetching of host page tables (HOPT) in the PVIOMMU paper,
+//! as far as a process can.
 //!
-//! **Bounds.** Each window is requested once, regardless of the number of MAPs: a bit for each MiB
-//! up to the end of RAM, and at most as many wake-ups of the helper. A MAP requests at most
-//! [`WINDOWS_PER_MAP`] windows, however long it is. Only RAM of the guest's is populated, which it
-//! may use in any case; but the host has to provide it: at most all of RAM.
+//! **Bounds.** Each window is requested once, regardless of the number of MAPs: there is a bit for
+//! each MiB up to the end of RAM, and at most as many wake-ups of the helper. A MAP requests at
+//! most [`WINDOWS_PER_MAP`] windows, however long it is. Only the guest's RAM is populated, which
+//! the guest may use in any case, but which the host then has to provide: at most all of RAM.
 //!
 //! **Memory that the guest has given back** (balloon, free page reporting) must not be populated
 //! again. A window with one such page is not populated any more. The owner stores the window's bit
@@ -52,27 +52,28 @@ pub const WINDOWS_PER_MAP: u64 = 64;
 /// No window.
 const NONE: u64 = u64::MAX;
 
-/// Windows of RAM: those to be populated, and those that may not be populated any more. Shared by
-/// the owner's thread, which requests and gives back, and the helper.
+/// Windows of RAM: those to be populated, and those that must not be populated any more. Shared by
+/// the owner's thread, which records requested and returned windows, and the helper thread.
 #[derive(Debug)]
 pub struct PopulateWindows {
-    /// Windows that were ever requested. Written by the owner.
+    /// Windows that were requested. Written by the owner.
     asked: Bits,
-    /// The guest has given back a page of it, or it is not wholly RAM: not to be populated. Written
-    /// by the owner.
+    /// Windows that must not be populated: the guest has given back a page, or they are not wholly
+    /// RAM. Written by the owner.
     given_back: Bits,
-    /// The window that the helper populates, or [`NONE`].
+    /// The window that the helper is populating, or [`NONE`].
     at: AtomicU64,
-    /// Windows populated. Written by the helper.
+    /// Number of windows populated. Written by the helper.
     populated: AtomicU64,
-    /// Pages that stay in memory since the helper was at their window. Written by the owner.
+    /// Number of pages that were given back but stay in memory, because the helper was populating
+    /// their window. Written by the owner.
     kept: AtomicU64,
     is_over: AtomicBool,
     helper: OnceLock<Thread>,
 }
 
 impl PopulateWindows {
-    /// Creates the windows of RAM in these pieces, each an address and a length in bytes.
+    /// Creates the windows of the RAM in these pieces, each an address and a length in bytes.
     pub fn new(ram: impl Iterator<Item = (Gpa, u64)> + Clone) -> Self {
         let ends = ram.clone().map(|(gpa, len)| gpa.raw().saturating_add(len));
         let count = ends.max().unwrap_or(0) / WINDOW;
@@ -96,8 +97,8 @@ impl PopulateWindows {
         }
     }
 
-    /// Requests the windows of `[gpa, gpa + len)`, which devices are about to reach. Does not wait.
-    /// Owner's thread.
+    /// Requests the windows of `[gpa, gpa + len)`, which devices are about to access. Does not
+    /// wait. Called on the owner's thread.
     pub fn ask(&self, gpa: Gpa, len: u64) {
         let first = gpa.raw() / WINDOW;
         let last = gpa.raw().saturating_add(len).saturating_add(REFILL) / WINDOW;
@@ -112,8 +113,8 @@ impl PopulateWindows {
     }
 
     /// Records that the guest has given back `[gpa, gpa + len)`, which lies in one window. Returns
-    /// whether it may be discarded: if not, the helper is at the window right now, and the pages
-    /// stay in memory. Owner's thread.
+    /// whether it may be discarded: if not, the helper is populating the window, and the pages stay
+    /// in memory. Called on the owner's thread.
     #[must_use]
     pub fn give_back(&self, gpa: Gpa, len: u64) -> bool {
         let window = gpa.raw() / WINDOW;
@@ -129,12 +130,12 @@ impl PopulateWindows {
         is_free
     }
 
-    /// Windows that have been populated.
+    /// Number of windows that have been populated.
     pub fn populated(&self) -> u64 {
         self.populated.load(Ordering::Relaxed)
     }
 
-    /// Pages that were given back and stay in memory.
+    /// Number of pages that were given back and stay in memory.
     pub fn kept(&self) -> u64 {
         self.kept.load(Ordering::Relaxed)
     }
@@ -143,7 +144,7 @@ impl PopulateWindows {
     fn next(&self, done: &mut [u64]) -> Option<u64> {
         let words = self.asked.0.iter().zip(&self.given_back.0).zip(done);
         for (at, ((asked, given_back), done)) in (0..).zip(words) {
-            // Not the last check of `given_back`: `visit` makes that, once the helper is there.
+            // Only a first check of `given_back`: `visit` checks it after it has stored `at`.
             let left = asked.load(Ordering::SeqCst) & !given_back.load(Ordering::SeqCst) & !*done;
             if left != 0 {
                 let bit = left.trailing_zeros();
@@ -154,7 +155,7 @@ impl PopulateWindows {
         None
     }
 
-    /// Populates a window by `populate`, unless the guest has given back some of it.
+    /// Populates a window by `populate`, unless the guest has given back a page of it.
     fn visit(
         &self,
         window: u64,
@@ -174,7 +175,7 @@ impl PopulateWindows {
     }
 }
 
-/// A bit for each window.
+/// A bit for each window, and their number.
 #[derive(Debug)]
 struct Bits(Box<[AtomicU64]>, u64);
 
@@ -188,13 +189,13 @@ impl Bits {
         self.1
     }
 
-    /// Sets one; whether it was not set. One beyond the end is.
+    /// Sets a bit. Returns whether it was clear; false for one beyond the end.
     fn set(&self, at: u64) -> bool {
         let Some(word) = self.word(at) else {
             return false;
         };
         let bit = 1 << (at % 64);
-        // The look first: a bit that is set already is no store.
+        // Loaded first, so that a bit that is already set costs no store.
         word.load(Ordering::SeqCst) & bit == 0 && word.fetch_or(bit, Ordering::SeqCst) & bit == 0
     }
 
@@ -209,7 +210,7 @@ impl Bits {
     }
 }
 
-/// The helper's thread, which ends with this.
+/// Handle of the helper thread. Dropping it ends the thread.
 #[derive(Debug)]
 pub struct Populator {
     windows: Arc<PopulateWindows>,
@@ -217,11 +218,11 @@ pub struct Populator {
 }
 
 impl Populator {
-    /// Starts it. `populate` is called on its thread for one window at a time, and `failed` once:
-    /// windows are left alone then.
+    /// Starts the thread. It calls `populate` for one window at a time. At the first error it calls
+    /// `failed` and ends: no further window is populated.
     ///
     /// # Errors
-    /// No thread.
+    /// The thread cannot be started.
     pub fn start(
         windows: Arc<PopulateWindows>,
         mut populate: impl FnMut(Gpa, u64) -> io::Result<()> + Send + 'static,
@@ -240,13 +241,13 @@ impl Populator {
                                 return;
                             }
                         }
-                        // A request made since has left a token, by which this returns at once.
+                        // A request since then has left a token, so that this returns at once.
                         None => thread::park(),
                     }
                 }
             })?;
         let _ = windows.helper.set(thread.thread().clone());
-        // Windows requested before that.
+        // For windows requested before `helper` was set.
         thread.thread().unpark();
         Ok(Self {
             windows,
@@ -279,13 +280,14 @@ mod tests {
         Arc::new(PopulateWindows::new(ram))
     }
 
-    /// Windows that a helper would visit now.
+    /// Returns the windows that a helper would populate now.
     fn asked(windows: &PopulateWindows) -> Vec<u64> {
         let mut done = vec![0; windows.asked.0.len()];
         std::iter::from_fn(|| windows.next(&mut done)).collect()
     }
 
-    /// Starts a helper that sends the window it is at, and continues when it receives the result.
+    /// Starts a helper that sends each window it populates, and continues when it receives the
+    /// result.
     fn helper(
         windows: &Arc<PopulateWindows>,
     ) -> (Populator, Receiver<u64>, Sender<io::Result<()>>) {
@@ -305,14 +307,14 @@ mod tests {
         for (gpa, len, expected) in [
             (0, page, &[0][..]),
             (MIB, page, &[1]),
-            // Its end is 65 pages before the window's, and 64.
+            // MAPs that end 65 and 64 pages before the end of their window.
             (2 * MIB - 66 * page, page, &[1]),
             (2 * MIB - 65 * page, page, &[1, 2]),
             (2 * MIB - page, page, &[1, 2]),
             (MIB / 2, 2 * MIB, &[0, 1, 2]),
-            // The last has no next.
+            // The last window has no successor.
             (8 * MIB - page, page, &[7]),
-            // Neither RAM nor a window that is RAM in part.
+            // No RAM, and a window that is RAM only in part.
             (9 * MIB, page, &[]),
             (16 * MIB, page, &[]),
             (u64::MAX - page + 1, page, &[]),
@@ -355,7 +357,7 @@ mod tests {
         assert!(windows.give_back(Gpa::new(MIB + 8192), 4096));
         windows.ask(Gpa::new(MIB), 4096);
         windows.ask(Gpa::new(2 * MIB), 4096);
-        // The second alone, which the helper is at now.
+        // Only the second window, which the helper is populating now.
         assert_eq!(at.recv(), Ok(2));
         assert!(
             !windows.give_back(Gpa::new(2 * MIB), 8192),
@@ -365,13 +367,13 @@ mod tests {
         go_on.send(Ok(())).expect("it waits");
         drop(go_on);
         drop(helper);
-        // It has left: pages given back later are discarded.
+        // The helper has left the window: pages given back later are discarded.
         assert!(windows.give_back(Gpa::new(2 * MIB), 4096));
         assert_eq!((windows.populated(), windows.kept()), (1, 2));
     }
 
-    /// Pages as a host has them: one that was discarded does not come back, under any interleaving
-    /// of the threads.
+    /// Models the pages of a host: a discarded page does not come back, under any interleaving of
+    /// the threads.
     #[test]
     fn no_page_that_was_discarded_comes_back() {
         const ROUNDS: u64 = 400;

@@ -33,7 +33,7 @@ use crate::{
 /// Error of starting a sidecore.
 #[derive(Debug, Error)]
 pub enum SpawnError {
-    /// No eventfd for its mailbox, or no epoll, could be created.
+    /// The eventfd of its mailbox, or its epoll, could not be created.
     #[error("cannot create the sidecore's eventfd and epoll")]
     EventFd(#[source] io::Error),
     /// No thread could be started.
@@ -48,10 +48,10 @@ pub enum SpawnError {
         #[source]
         source: io::Error,
     },
-    /// There is no such CPU, or none that this process may use.
+    /// There is no such CPU, or this process may not use it.
     #[error("cannot pin the sidecore to cpu {cpu}")]
     Pin {
-        /// The CPU asked for.
+        /// The requested CPU.
         cpu: usize,
         /// Error of the kernel.
         #[source]
@@ -114,24 +114,24 @@ impl SidecoreBuilder {
         self
     }
 
-    /// Sets that it shares its CPU with threads that wait for it (vCPUs): it yields after each idle
-    /// sweep that does not sleep, instead of spinning through its time slice.
+    /// Sets whether it shares its CPU with threads that wait for it (vCPUs). If so, it yields after
+    /// each idle sweep that does not sleep, instead of spinning through its time slice.
     pub fn shares_cpu(mut self, shares: bool) -> Self {
         self.shares_cpu = shares;
         self
     }
 
-    /// Sets the share of a poller of weight 1 per round, in cost units (nanoseconds), while others
-    /// have work: default 6,400, 32 small requests. More makes for fewer rounds, and longer waits
-    /// of pollers with much to do; one with little comes first
-    /// ([`PollContext::others_wait`](crate::PollContext::others_wait)).
+    /// Sets the quantum: the cost units (nanoseconds) that a poller of weight 1 may use in a round
+    /// while others have work. The default is 6,400, 32 small requests. A larger one makes rounds
+    /// fewer and lets pollers with much to do wait longer; a poller with little to do is served
+    /// first ([`PollContext::others_wait`](crate::PollContext::others_wait)).
     pub fn quantum(mut self, cost: u64) -> Self {
         self.quantum = cost.max(1);
         self
     }
 
     /// For tests of the notification paths: sleeps at every `n`-th idle sweep, whatever the policy,
-    /// but not while a [`deadline`](Poller::deadline) has passed. Counted in
+    /// unless a [`deadline`](Poller::deadline) has passed. Counted in
     /// [`CoreStats::sleeps_forced`](crate::CoreStats::sleeps_forced).
     pub fn force_sleep_every(mut self, n: Option<NonZeroU32>) -> Self {
         self.force_sleep_every = n;
@@ -161,7 +161,7 @@ impl SidecoreBuilder {
             })
             .collect();
         let (ready, started) = mpsc::sync_channel(1);
-        // Without a calibration the policy starts from an assumption.
+        // Without a calibration the policy starts from an assumed cost of a wake-up.
         let calibration = matches!(self.idle, IdlePolicy::Priced(_))
             .then(|| WakeCalibration::new().ok().map(Arc::new))
             .flatten();
@@ -173,7 +173,7 @@ impl SidecoreBuilder {
             .spawn(move || {
                 let _end = End(Arc::clone(&of_thread));
                 let begun = self.begin(of_thread, receiver, commands, pause, newcomers);
-                // The receiver waits below.
+                // The receiver of `ready` waits below.
                 match begun {
                     Ok(mut core) => {
                         if let Some(calibration) = of_core {
@@ -190,11 +190,11 @@ impl SidecoreBuilder {
             })
             .map_err(SpawnError::Thread)?;
         if let Some(calibration) = calibration {
-            // A guest's kick comes from another CPU, which has to interrupt this one: not so if
-            // this thread ran on the core's own.
+            // A guest's kick comes from another CPU, which interrupts this one. The cost would
+            // differ if the waker ran on the core's own CPU.
             thread::scope(|scope| {
                 let waker = thread::Builder::new().spawn_scoped(scope, || {
-                    // Where there is no other CPU, both share this one, as guests will.
+                    // If there is no other CPU, both share this one, as guests will.
                     let _ = cpu.map(sys::keep_this_thread_off);
                     calibration.wake();
                 });
@@ -213,7 +213,7 @@ impl SidecoreBuilder {
                 handles,
             }),
             Ok(Err(error)) => {
-                // It ends by itself; a panic in dropping it cannot be reported.
+                // The thread ends by itself; a panic while it drops the pollers cannot be reported.
                 let _ = thread.join();
                 Err(error)
             }
@@ -223,7 +223,7 @@ impl SidecoreBuilder {
         }
     }
 
-    /// Sets the core up, on the new thread, before its loop.
+    /// Prepares the core on the new thread, before its loop.
     fn begin<P: Poller>(
         &self,
         shared_stats: Arc<SharedStats>,
@@ -289,7 +289,7 @@ impl Drop for End {
 /// Dropping it stops it, as [`stop`](Self::stop) does.
 #[derive(Debug)]
 pub struct Sidecore<P: Poller> {
-    /// Taken when joined.
+    /// `None` once joined.
     thread: Option<thread::JoinHandle<Vec<P>>>,
     port: Port<P>,
     shared_stats: Arc<SharedStats>,
@@ -308,8 +308,8 @@ impl<P: Poller> Sidecore<P> {
         self.handles[poller].clone()
     }
 
-    /// Adds a poller while it runs, and waits until it has been attached (or refused) between two
-    /// sweeps.
+    /// Adds a poller to the running sidecore, and waits until it has been attached (or refused)
+    /// between two sweeps.
     ///
     /// # Errors
     /// When the poller's descriptors cannot be registered, or the sidecore has ended; the poller is
@@ -328,21 +328,22 @@ impl<P: Poller> Sidecore<P> {
         }
     }
 
-    /// Removes a poller once it [`may_detach`](Poller::may_detach), and waits for that, at most
-    /// `limit`; messages sent before are delivered first. `None` if it could not leave in time, or
-    /// is not on this sidecore. Sending to it fails from then on.
+    /// Removes a poller once it [`may_detach`](Poller::may_detach), and waits for that at most
+    /// `limit`; messages sent before are delivered first. Returns `None` if it could not be removed
+    /// in time, or is not on this sidecore. Sending to a removed poller fails.
     pub fn remove(&self, poller: &Handle<P::Message>, limit: Duration) -> Option<P> {
         self.ask_to_end(poller.id())?.wait(limit, || false)
     }
 
-    /// Asks a poller to leave for its owner. `None` if this sidecore has ended.
+    /// Requests that a poller be returned to its owner. `None` if this sidecore has ended.
     pub(crate) fn ask_to_end(&self, id: u64) -> Option<PendingDetach<P, P>> {
         PendingDetach::to_leave(&self.port, id, Destination::Owner)
     }
 
-    /// Moves a poller to another sidecore, once it [`may_detach`](Poller::may_detach), and waits
-    /// for that, at most `limit`: with its undelivered messages and its debt; its handles follow.
-    /// False if it stayed, is not on this sidecore, or that one has ended.
+    /// Moves a poller to another sidecore once it [`may_detach`](Poller::may_detach), and waits for
+    /// that at most `limit`. Its undelivered messages and its scheduling debt move with it, and its
+    /// handles stay valid. Returns false if it stayed, is not on this sidecore, or the other one
+    /// has ended.
     pub fn move_to(
         &self,
         poller: &Handle<P::Message>,
@@ -354,8 +355,8 @@ impl<P: Poller> Sidecore<P> {
         moved.unwrap_or(false)
     }
 
-    /// Asks a poller to move to another sidecore; the answer is whether it has. `None` if this one
-    /// has ended.
+    /// Requests that a poller move to another sidecore; the answer is whether it has. `None` if
+    /// this one has ended.
     pub(crate) fn ask_to_move(
         &self,
         id: u64,
@@ -365,7 +366,7 @@ impl<P: Poller> Sidecore<P> {
         PendingDetach::to_leave(&self.port, id, |answer| Destination::Core(port, answer))
     }
 
-    /// Asks a poller to leave; it is sent to `to` once it [`may_detach`](Poller::may_detach).
+    /// Requests that a poller be sent to `to` once it [`may_detach`](Poller::may_detach).
     pub(crate) fn release(&self, id: u64, to: mpsc::Sender<P>) {
         let to = Destination::Owner(to);
         // On a core that has ended, no poller is sent.
@@ -395,9 +396,9 @@ impl<P: Poller> Sidecore<P> {
         )
     }
 
-    /// Ends it: messages sent before are delivered, the thread is joined, and the pollers are
-    /// returned. A caller still waiting for a [`Reply`](crate::Reply) that a poller has kept goes
-    /// on waiting.
+    /// Ends the sidecore: messages sent before are delivered, the thread is joined, and the pollers
+    /// are returned. A caller that waits for a [`Reply`](crate::Reply) which a poller has kept
+    /// continues to wait.
     ///
     /// # Panics
     /// With the panic of a poller, if one panicked.

@@ -1,9 +1,9 @@
 //! Statistics of a sidecore, readable at any time from any thread.
 //!
-//! The counters have one writer, the sidecore's thread, which adds with a plain load and store (no
-//! locked instruction). They are on cache lines of their own: a read costs the writer a cache miss,
-//! and no more. All accesses are `Relaxed`: they order nothing, and a snapshot's figures may be a
-//! sweep apart from each other.
+//! The counters have one writer, the sidecore's thread, which adds by a plain load and store (no
+//! locked instruction). They are on separate cache lines: a read costs the writer one cache miss at
+//! most. All accesses are `Relaxed`: they order nothing, and the figures of a snapshot may differ
+//! in age by a sweep.
 
 use std::{
     io,
@@ -59,40 +59,40 @@ counters! {
     CoreCounters => CoreStats {
         /// Sweeps in which a poller or the mailbox had work.
         sweeps_busy,
-        /// Sweeps in which none had.
+        /// Sweeps in which none had work.
         sweeps_idle,
         /// Messages handed to pollers.
         messages,
-        /// Cost units (nanoseconds, as estimated by the pollers) of all that was charged.
+        /// Sum of all costs charged, in cost units (nanoseconds, as estimated by the pollers).
         cost,
-        /// Polls of the epoll while awake.
+        /// Checks of the epoll descriptor while awake.
         looks,
         /// Times a poller was notified that a descriptor is readable.
         readies,
         /// Times a descriptor was muted because it fired repeatedly without work.
         mutes,
-        /// Times the epoll was built anew because of a descriptor closed before it was removed.
+        /// Times the epoll was rebuilt because a descriptor was closed before it was removed.
         rebuilds,
         /// Pollers added since the start.
         attached,
         /// Pollers moved away or removed.
         detached,
-        /// Idle sweeps followed by the next at once.
+        /// Idle sweeps followed by the next sweep at once.
         spins,
         /// Idle sweeps followed by a pause of about a microsecond.
         pauses,
-        /// Idle sweeps followed by yielding the CPU: each one with `shares_cpu`, some while work is
-        /// under way elsewhere.
+        /// Idle sweeps followed by yielding the CPU: all of them with `shares_cpu`, otherwise some
+        /// while requests are in progress elsewhere.
         yields,
-        /// Times it was asleep: the wait was entered.
+        /// Times the thread entered the wait.
         sleeps,
-        /// Of these, those that only `force_sleep_every` asked for.
+        /// Sleeps caused only by `force_sleep_every`.
         sleeps_forced,
-        /// Sleeps called off by the re-check after arming: work had come meanwhile.
+        /// Sleeps cancelled by the re-check after arming: work had come meanwhile.
         sleeps_refused,
         /// Wakes by a message (or a `Waker`).
         wakes_mailbox,
-        /// Wakes by a descriptor of a poller (or one that is not registered).
+        /// Wakes by a descriptor of a poller, or by one that is no longer registered.
         wakes_fd,
         /// Wakes by a deadline of a poller.
         wakes_deadline,
@@ -104,11 +104,11 @@ counters! {
         arm_failures,
         /// Time in sweeps that found work.
         busy_ns,
-        /// Time in sweeps that found none, and in the pauses after them.
+        /// Time in sweeps that found no work, and in the pauses after them.
         idle_ns,
-        /// Time in arming and disarming.
+        /// Time spent arming and disarming.
         arming_ns,
-        /// Time in the wait.
+        /// Time spent in the wait.
         asleep_ns,
     }
 }
@@ -122,7 +122,7 @@ counters! {
         polls_idle,
         /// Messages handed to it.
         messages,
-        /// Cost units that it was served.
+        /// Cost units charged for it.
         cost,
         /// Times one of its descriptors was readable.
         readies,
@@ -131,7 +131,7 @@ counters! {
     }
 }
 
-/// One poller's share of [`Stats`].
+/// Statistics of one poller, a part of [`Stats`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PollerStats {
@@ -148,11 +148,11 @@ pub struct PollerStats {
 /// State of a poller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PollerState {
-    /// Its last poll was `Busy`, or its turn has yet to come.
+    /// Its last poll returned `Busy`, or it has not been polled yet.
     Busy,
-    /// It is polled at each sweep, and waits.
+    /// It is polled in each sweep, and waits for requests in progress.
     Waiting,
-    /// Only its probe is checked.
+    /// Only its probe is checked in a sweep, not its queues.
     Idle,
 }
 
@@ -215,7 +215,7 @@ impl CoreStats {
 pub struct Stats {
     /// The sidecore's name.
     pub name: String,
-    /// Instruction for a pause on this CPU: `umwait`, `mwaitx` or `pause`.
+    /// Instruction used to pause on this CPU: `umwait`, `mwaitx` or `pause`.
     pub pause: &'static str,
     /// The sidecore as a whole.
     pub core: CoreStats,
@@ -223,7 +223,7 @@ pub struct Stats {
     pub pollers: Vec<PollerStats>,
     /// CPU time of its thread, user and kernel.
     pub cpu_time: Duration,
-    /// Reason of the last failure to arm.
+    /// Reason of the last failure to arm a poller.
     pub last_arm_error: Option<String>,
 }
 
@@ -235,28 +235,28 @@ pub(crate) enum ThreadState {
     Panicked,
 }
 
-/// Not in a poller.
+/// Value of [`Heartbeat::in_poller`] outside of pollers.
 pub(crate) const NO_POLLER: u64 = u64::MAX;
 
-/// Heartbeat that the monitor samples. Written by the sidecore's thread.
+/// Liveness data that the monitor samples. Written by the sidecore's thread.
 #[derive(Debug)]
 pub(crate) struct Heartbeat {
-    /// Counts sweeps.
+    /// Number of sweeps.
     pub(crate) sweeps: Counter,
-    /// In the wait.
+    /// The thread is in the wait.
     pub(crate) is_asleep: AtomicBool,
     /// Time at which the wait ends by itself, in nanoseconds; `u64::MAX` for never.
     pub(crate) sleeps_until: AtomicU64,
-    /// The number of the poller being called.
+    /// Number of the poller being called, or [`NO_POLLER`].
     pub(crate) in_poller: AtomicU64,
-    /// Messages and orders taken out of the mailbox.
+    /// Number of messages and commands taken out of the mailbox.
     pub(crate) mail_taken: Counter,
     thread_state: AtomicU32,
 }
 
 impl Heartbeat {
     pub(crate) fn thread_state(&self) -> ThreadState {
-        // Acquire: pairs with `end`; what the thread published last is visible.
+        // Acquire: pairs with `end`, so the thread's last stores are visible.
         match self.thread_state.load(Ordering::Acquire) {
             0 => ThreadState::Running,
             1 => ThreadState::Ended,
@@ -308,7 +308,7 @@ impl SharedStats {
 
     /// Records that the thread has started, and its clock.
     pub(crate) fn begin(&self, clock: ThreadClock) {
-        // Set once: one thread per board.
+        // Set once: these statistics belong to one thread.
         let _ = self.clock.set(clock);
     }
 
@@ -342,7 +342,8 @@ impl SharedStats {
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         *last = Some(reason);
-        // With the lock held, as in a snapshot: a reader that sees a failure counted also has its
+        // Counted under the lock, as in a snapshot: a reader that sees the failure counted also has
+        // its
         // reason.
         self.core.0.arm_failures.add(1);
     }

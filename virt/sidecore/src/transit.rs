@@ -1,5 +1,5 @@
-//! Pollers between cores: the orders to a core about its pollers, and the state that moves with a
-//! poller. The core's side is in [`migrate`](crate::migrate).
+//! Transfer of pollers between cores: the commands to a core about its pollers, and the state that
+//! moves with a poller. [`migrate`](crate::migrate) executes the commands on the core.
 
 use std::{
     io,
@@ -19,14 +19,14 @@ use crate::{
 /// Time between two checks whether a caller that waits for a poller to leave should stop waiting.
 const LOOK: Duration = Duration::from_millis(10);
 
-/// A poller on its way to a core.
+/// A poller that is on no core, with its state: new, or in transfer.
 pub(crate) struct DetachedPoller<P: Poller> {
     pub(crate) poller: P,
     pub(crate) route: Arc<Route<P::Message>>,
     pub(crate) shared_stats: Arc<SharedPollerStats>,
     /// Messages that the last core had not delivered.
     pub(crate) undelivered: Vec<P::Message>,
-    /// Debt of the poller, in cost units.
+    /// Debt of the poller in the deficit round robin, in cost units.
     pub(crate) debt: u64,
 }
 
@@ -44,27 +44,30 @@ impl<P: Poller> DetachedPoller<P> {
     }
 }
 
-/// Order to a core about a poller.
+/// Command to a core about a poller.
 pub(crate) enum CoreCommand<P: Poller> {
-    /// A new poller: it is returned if it cannot be attached.
+    /// Attaches a new poller. If that fails, the sender reports the error, and the poller is
+    /// dropped.
     Add(DetachedPoller<P>, mpsc::Sender<Result<(), io::Error>>),
-    /// A poller from another core: it is kept in any case.
+    /// Attaches a poller from another core. It stays even if its descriptors cannot be registered.
     Receive(DetachedPoller<P>),
+    /// Detaches a poller once it may be detached.
     Leave(Leaving<P>),
-    /// The poller with this number stays after all, if it is still here.
+    /// Cancels `Leave` for the poller with this number, if it is still here.
     Stay(u64),
 }
 
-/// A poller that is to leave, and its destination.
+/// Request to detach a poller, and the poller's destination.
 pub(crate) struct Leaving<P: Poller> {
     pub(crate) id: u64,
     pub(crate) to: Destination<P>,
 }
 
+/// Destination of a detached poller.
 pub(crate) enum Destination<P: Poller> {
     /// Another core. The sender reports whether the poller went there.
     Core(Port<P>, mpsc::Sender<bool>),
-    /// Its owner. The sender is dropped if there is no such poller.
+    /// Its owner, which receives it. The sender is dropped if there is no such poller.
     Owner(mpsc::Sender<P>),
 }
 
@@ -77,7 +80,7 @@ impl<P: Poller> Destination<P> {
     }
 }
 
-/// Sending ends of a core: its mailbox and its orders.
+/// Sending ends of a core: its mailbox and its command channel.
 #[derive(Debug)]
 pub(crate) struct Port<P: Poller> {
     pub(crate) sender: MailboxSender<P::Message, EventFd>,
@@ -94,7 +97,7 @@ impl<P: Poller> Clone for Port<P> {
 }
 
 impl<P: Poller> Port<P> {
-    /// Sends an order; returns it when the core has ended.
+    /// Sends a command; returns it if the core has ended.
     pub(crate) fn command(&self, command: CoreCommand<P>) -> Result<(), CoreCommand<P>> {
         self.commands.send(command).map_err(|refused| refused.0)?;
         self.sender.gate().published();
@@ -102,7 +105,7 @@ impl<P: Poller> Port<P> {
     }
 }
 
-/// A poller that has been asked to leave.
+/// Pending request to detach a poller.
 pub(crate) struct PendingDetach<P: Poller, R> {
     port: Port<P>,
     id: u64,
@@ -110,7 +113,8 @@ pub(crate) struct PendingDetach<P: Poller, R> {
 }
 
 impl<P: Poller, R> PendingDetach<P, R> {
-    /// Sends the core at `port` the order that the poller `id` leave. `None` if the core has ended.
+    /// Sends the core at `port` the command to detach the poller `id`. `None` if the core has
+    /// ended.
     pub(crate) fn to_leave(
         port: &Port<P>,
         id: u64,
@@ -123,7 +127,7 @@ impl<P: Poller, R> PendingDetach<P, R> {
         Some(PendingDetach { port, id, answer })
     }
 
-    /// Waits until it has left, at most `limit`, or until `give_up` cancels the request.
+    /// Waits until the poller is detached, at most `limit`, or until `give_up` cancels the request.
     pub(crate) fn wait(self, limit: Duration, give_up: impl Fn() -> bool) -> Option<R> {
         let since = Instant::now();
         loop {
@@ -132,7 +136,8 @@ impl<P: Poller, R> PendingDetach<P, R> {
                 Ok(result) => return Some(result),
                 Err(mpsc::RecvTimeoutError::Disconnected) => return None,
                 Err(mpsc::RecvTimeoutError::Timeout) if left.is_zero() || give_up() => {
-                    // It may leave at this moment: then the answer says so, or its channel ends.
+                    // It may be detached just now: then there is an answer, or the channel is
+                    // closed.
                     self.port.command(CoreCommand::Stay(self.id)).ok()?;
                     return self.answer.recv().ok();
                 }

@@ -1,11 +1,10 @@
-//! The swap store: a file or a block device that holds pages, a slot each.
+//! The swap store: a file or a block device with slots of one page each.
 //!
 //! Its content is of use only to the process that wrote it, and only during its lifetime: the
 //! [`residency`](crate::residency), which maps pages to slots, is in memory. So a file is created
 //! anew, readable by its owner only, with all its blocks allocated (no write meets a full file
-//! system, unless blocks have been trimmed). It has no name from then on: it is deleted with the
-//! process, however that ends. It can grow while it is used ([`Growth`]), and never becomes
-//! smaller.
+//! system, unless blocks have been trimmed). Its name is removed at once, so the file is deleted
+//! when the process ends in any way. It can grow while it is used ([`Growth`]), and never shrinks.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -22,7 +21,7 @@ use crate::frames::PAGE;
 /// Reason why the store cannot be opened or grown.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// There is a file already, which may have another use.
+    /// A file of that name exists, and may have another use.
     #[error(
         "{}: there is a file of this name; the swap store makes one of its own: remove it, or name \
          another",
@@ -34,10 +33,10 @@ pub enum StoreError {
     Size {
         /// Path of the store.
         path: PathBuf,
-        /// Bytes that were asked for, or that the device has.
+        /// Bytes that were requested, or that the device has.
         bytes: u64,
     },
-    /// The store is larger already.
+    /// The store is already larger.
     #[error("{}: the swap store has {has} bytes and can only grow, not to {bytes}", path.display())]
     Smaller {
         /// Path of the store.
@@ -58,7 +57,7 @@ pub enum StoreError {
         /// Bytes that the device has.
         has: u64,
     },
-    /// An operation of the kernel's failed.
+    /// A system call failed.
     #[error("{}: {what}", path.display())]
     Io {
         /// Path of the store.
@@ -80,8 +79,8 @@ pub struct Store {
 }
 
 impl Store {
-    /// Creates a file of `bytes`, or opens a block device that no other process uses, of which
-    /// `bytes` are used.
+    /// Creates a file of `bytes`, or opens a block device that no other process uses, and uses at
+    /// most `bytes` of it.
     ///
     /// # Errors
     /// See [`StoreError`]. Nothing is left behind, and existing files are not changed.
@@ -131,11 +130,11 @@ impl Store {
         self.slots
     }
 
-    /// Returns a handle that enlarges it, also while the reader and writer of
+    /// Returns a handle that enlarges the store, also while the reader and writer of
     /// [`into_file`](Self::into_file) use it.
     ///
     /// # Errors
-    /// The kernel's: no descriptor is left.
+    /// The kernel's error: no descriptor is free.
     pub fn growth(&self) -> io::Result<Growth> {
         Ok(Growth {
             path: self.path.clone(),
@@ -145,7 +144,7 @@ impl Store {
         })
     }
 
-    /// Returns the file, for a reader and writer of its own.
+    /// Returns the file, for the code that reads and writes pages.
     pub fn into_file(self) -> File {
         self.file
     }
@@ -167,14 +166,14 @@ impl Growth {
         self.slots
     }
 
-    /// Enlarges the store to `bytes`, 4096 to 16 TiB, of which whole pages count. Returns the
-    /// number of slots that follow the last one now; 0 if it has as many already. A file's blocks
-    /// are allocated before it returns, which may take long; existing slots can be read and written
+    /// Enlarges the store to `bytes`, 4096 to 16 TiB, rounded down to whole pages. Returns the
+    /// number of slots added at the end; 0 if it has as many already. The blocks of a file are
+    /// allocated before it returns, which may take long; existing slots can be read and written
     /// meanwhile.
     ///
     /// # Errors
-    /// See [`StoreError`]: it would shrink, the block device is not that large, or the file system
-    /// has no room. Its size is then unchanged.
+    /// See [`StoreError`]: the store would shrink, the block device is too small, or the file
+    /// system has no room. The store is unchanged then.
     pub fn grow(&mut self, bytes: u64) -> Result<u32, StoreError> {
         let failed = |what| failed(&self.path, what);
         let has = u64::from(self.slots) * PAGE as u64;
@@ -211,7 +210,7 @@ impl Growth {
     }
 }
 
-/// Returns a function that makes the error of a failed `what` from the kernel's.
+/// Returns a function that converts the kernel's error into that of the failed operation `what`.
 fn failed(path: &Path, what: &'static str) -> impl Fn(io::Error) -> StoreError {
     let path = path.to_owned();
     move |source| StoreError::Io {
@@ -221,9 +220,9 @@ fn failed(path: &Path, what: &'static str) -> impl Fn(io::Error) -> StoreError {
     }
 }
 
-/// Returns the slots in so many bytes.
+/// Returns the number of slots in `bytes`.
 fn slots_of(path: &Path, bytes: u64) -> Result<u32, StoreError> {
-    // One less than there are numbers: the book's last one means that there is no page.
+    // Below `u32::MAX`, which the residency uses for no page.
     match u32::try_from(bytes / PAGE as u64) {
         Ok(slots) if slots > 0 && slots < u32::MAX => Ok(slots),
         _ => Err(StoreError::Size {
@@ -240,14 +239,14 @@ fn pass_the_page_cache(file: &File) -> io::Result<()> {
     Ok(fcntl_setfl(file, fcntl_getfl(file)? | OFlags::DIRECT)?)
 }
 
-/// Allocates the blocks of `len` bytes from `offset` on, both of whole pages. Where the host cannot
-/// allocate, they are written.
+/// Allocates the blocks of `len` bytes from `offset` on, both multiples of a page. If the host
+/// cannot allocate them, zeroes are written.
 fn allocate(file: &File, offset: u64, len: u64) -> io::Result<()> {
     match fallocate(file, FallocateFlags::empty(), offset, len) {
         Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::PERM) => {}
         done => return Ok(done?),
     }
-    /// Bytes of a write; past the page cache it begins at a multiple of a page in memory as well.
+    /// Bytes of one write. Direct I/O also needs a buffer aligned to a page.
     const STEP: usize = 1 << 20;
     let buffer = vec![0; STEP + PAGE];
     let start = buffer.as_ptr().align_offset(PAGE);
@@ -318,11 +317,11 @@ mod tests {
         let mut growth = store.growth().unwrap();
         let file = store.into_file();
         file.write_all_at(&filled(9)[..], 3 * PAGE as u64).unwrap();
-        // The bytes of no whole page do not count.
+        // Bytes beyond the last whole page do not count.
         assert_eq!(growth.grow(6 * PAGE as u64 + 4095).unwrap(), 2);
         assert_eq!(growth.grow(6 * PAGE as u64).unwrap(), 0);
         assert_eq!(growth.slots(), 6);
-        // Blocks stand behind all of it.
+        // All of the file has blocks.
         assert!(allocated(&file) >= 6 * PAGE as u64);
         file.write_all_at(&filled(7)[..], 5 * PAGE as u64).unwrap();
         let mut found = Content::default();
@@ -387,7 +386,7 @@ mod tests {
     fn a_full_file_system_is_said_at_once_and_nothing_is_left() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("swap");
-        // More than any disk of a machine that runs tests.
+        // More than any disk of a machine that runs tests has.
         let error = Store::open(&path, (1 << 44) - PAGE as u64 * 4).unwrap_err();
         let said = error.to_string();
         assert!(

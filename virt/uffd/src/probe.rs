@@ -1,21 +1,22 @@
 //! Tests of the running kernel's behaviour on shared memory under userfaultfd.
 //!
-//! A pager drops a page unwritten because the kernel reports that no processor has stored to it. A
-//! kernel that lacks a feature, or reports wrongly, costs a guest its data. Neither version numbers
-//! nor lists of features are enough: distributions backport features, and containers forbid some.
+//! A pager drops a page without writing it to its store if the kernel reports that no vCPU has
+//! stored to it. A kernel that lacks a feature, or reports wrongly, would cost a guest its data.
+//! Neither
 //! [`Facts::probe`] creates a memory file of a few pages and treats them as a pager does
 //! ([`GuestMapping`]), in a millisecond or so; it leaves nothing behind.
 //!
 //! * [`Facts`]: results, each with a remedy where a feature is lacking.
 //! * `clean`: whether `PAGEMAP_SCAN` lists the pages that were not stored to, and no others.
-//! * `scan`: its answer if asked for the pages that were stored to. Nothing here relies on it.
+//! * `scan`: the answer of `PAGEMAP_SCAN` to a query for the pages that were stored to. For
+//!   information only.
+//! **The probe never waits.** Its descriptor serves faults of user mode only, and the kernel itself
+//! stores to the pages (pread(2) into them): a store that meets an absent page, or a protection
+//! that would need an answer, fails.
 //!
-//! **It never waits.** The descriptor of the trial serves faults of user mode alone, and stores to
-//! the pages are made by the kernel (pread(2) into them): one that meets an absent page, or a
-//! protection that needs an answer, fails.
 //!
-//! Left out: that faults of KVM arrive (it takes a guest; that they *may* is
-//! [`Facts::kernel_faults`]), and huge pages of every size (a file that is written through write(2)
+//! Not tested: whether faults of KVM arrive, since that takes a guest ([`Facts::kernel_faults`]
+//! tests whether they *may*), and huge pages of all sizes (a file that is written through write(2)
 //! gets those of 2 MiB or none).
 //!
 //! UNSAFETY: one system call that writes into a mapping made for the trial, and one on a descriptor
@@ -42,7 +43,7 @@ use crate::{Features, GuestMapping, Protection, Source, Stores, Uffd};
 pub struct Lack {
     /// Name of the feature.
     pub what: String,
-    /// Instruction for the user that provides it.
+    /// Instruction to the user for providing it.
     pub remedy: &'static str,
 }
 
@@ -55,24 +56,24 @@ impl fmt::Display for Lack {
 /// Result of one test: present, or lacking.
 pub type Fact = Result<(), Lack>;
 
-/// Results of the tests. `None` is a test that could not be made, because the feature of one above
-/// it is lacking.
+/// Results of the tests. `None` means that a test could not be made, because a feature tested
+/// before it is lacking.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Facts {
-    /// This process can serve faults of the kernel, a guest's among them.
+    /// This process can serve faults of the kernel, which include those of a guest.
     pub kernel_faults: Fact,
-    /// It can serve absent pages of a memory file, and pages that the file has and the mapping has
-    /// not.
+    /// It can serve faults at absent pages of a memory file, and at pages that are in the file but
+    /// not mapped.
     pub shared_memory: Option<Fact>,
-    /// A store to a write-protected page of shared memory can leave a trace instead of waiting for
-    /// an answer.
+    /// A store to a write-protected page of shared memory can be recorded by the kernel
+    /// (`UFFD_FEATURE_WP_ASYNC`) instead of waiting for an answer.
     pub traced_stores: Option<Fact>,
-    /// Pages that were not stored to can be distinguished from others, mapped or not.
+    /// Pages that were not stored to can be told from others, mapped or not.
     pub clean_evidence: Option<Fact>,
-    /// One page added to a memory file takes the memory of one page.
+    /// A page added to a memory file takes the memory of one page, not of a huge page.
     pub single_pages: Fact,
-    /// Answer of `PAGEMAP_SCAN` for a page that was stored to and unmapped, if it is asked for such
-    /// pages. For information.
+    /// Answer of `PAGEMAP_SCAN`, in a query for stored pages, about a page that was stored to and
+    /// unmapped. For information.
     pub pagemap_scan: Option<PagemapScan>,
 }
 
@@ -83,8 +84,8 @@ const OTHER_KERNEL: &str = "boot another kernel (Debian's 6.12 and Linux 6.18 pa
 const WAY_IN: &str = "start it as root or with CAP_SYS_PTRACE, or give this user access to \
      /dev/userfaultfd; \
                       a container's seccomp filter must let userfaultfd(2) pass";
-/// Command that makes Linux use huge pages for shared memory only where they are asked for, which
-/// suits both guests that page and those that do not.
+/// Shell command after which Linux uses huge pages for shared memory only where madvise(2) requests
+/// them. This suits guests with and without a pager.
 pub const NO_HUGE_PAGES: &str = "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled";
 
 impl Facts {
@@ -120,8 +121,8 @@ impl Facts {
         }
     }
 
-    /// Returns the lacking features, the most fundamental first. None: a pager can do its work
-    /// here.
+    /// Returns the lacking features, the most fundamental first. If there are none, a pager can
+    /// work on this host.
     pub fn lacks(&self) -> impl Iterator<Item = &Lack> {
         let Self {
             kernel_faults,
@@ -197,7 +198,7 @@ fn traced_stores() -> Fact {
     Trial::new(Stores::Traced).map(drop)
 }
 
-/// Writes to one page of a file that could have huge ones, and checks how much memory that took.
+/// Tests whether one page written to a file of some MiB takes no more than its own memory.
 fn single_pages() -> Fact {
     const LEN: u64 = 4 << 20;
     let taken = || -> io::Result<u64> {
@@ -230,7 +231,7 @@ fn memory_file(len: u64) -> io::Result<OwnedFd> {
 
 /// A memory file, and a mapping of it like a guest's.
 struct Trial {
-    // Before the mapping, which is to outlast its registration.
+    // Declared, and so dropped, before the mapping, which must outlast its registration.
     guest: GuestMapping,
     mapping: Arc<SlotMapping>,
     file: OwnedFd,
@@ -238,7 +239,7 @@ struct Trial {
 }
 
 impl Trial {
-    /// Mapped pages, by their numbers in the file.
+    /// First and last mapped page, by their numbers in the file.
     const FIRST: u64 = 1;
     const LAST: u64 = 4;
     /// Source of the stores: a page of the file that is not mapped.

@@ -1,8 +1,8 @@
-//! `PAGEMAP_SCAN` (Linux 6.7): runs of pages of this process that are all of a kind.
+//! `PAGEMAP_SCAN` (Linux 6.7): runs of pages of this process that match a query.
 //!
-//! Some kernels leave out pages that were stored to and are not mapped any more, unless nothing
-//! else is asked about pages. A caller that takes "not listed" for "clean" would lose them.
-//! [`Query::CLEAN`] therefore asks the other way around: a listed page is clean.
+//! Some kernels omit pages that were stored to and are no longer mapped if the query has other
+//! conditions, too. A caller that took "not listed" for "clean" would lose them. [`Query::CLEAN`]
+//! therefore asks for the opposite: a listed page is clean.
 
 use std::fs::File;
 use std::io;
@@ -10,32 +10,32 @@ use std::os::fd::AsRawFd;
 
 use guest_mem::{Hva, PAGE_SIZE};
 
-// Numbers of `linux/fs.h`.
-/// `_IOWR('f', 16, struct pm_scan_arg)`, whose argument is twelve words.
+// Constants of `linux/fs.h`.
+/// `_IOWR('f', 16, struct pm_scan_arg)`, with an argument of twelve words.
 const PAGEMAP_SCAN: u64 = 0xc060_6610;
 /// Bytes of the argument.
 const SIZE: u64 = 12 * 8;
-// Categories of a page.
+// Categories of a page (`PAGE_IS_*`).
 pub(crate) const WRITTEN: u64 = 1 << 1;
 pub(crate) const PRESENT: u64 = 1 << 3;
 const SWAPPED: u64 = 1 << 4;
 
-/// Condition for the listed pages: sets of categories.
+/// Query: condition for the listed pages, in sets of categories.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Query {
-    /// Categories that count inverted, here and below.
+    /// Categories that are inverted, here and below.
     pub inverted: u64,
     /// A page must have all of these.
     pub all_of: u64,
     /// A page must have at least one of these, unless the set is empty.
     pub any_of: u64,
-    /// Categories that are reported for a run; runs that differ in them are separate.
+    /// Categories that are reported for a run. Pages that differ in them are in different runs.
     pub told: u64,
 }
 
 impl Query {
-    /// Protected when it was last mapped or since, and not stored to after that: it is mapped, or
-    /// has left a trace where it was, which the kernel counts as a page that is swapped out.
+    /// Pages write-protected when or after they were last mapped, and not stored to since. Such a
+    /// page is mapped, or has left a PTE marker, which the kernel reports as a swapped page.
     pub(crate) const CLEAN: Self = Self {
         inverted: WRITTEN,
         all_of: WRITTEN,
@@ -44,14 +44,14 @@ impl Query {
     };
 }
 
-/// First byte, end, categories.
+/// A run of pages: first byte, end, categories.
 pub(crate) type Run = [u64; 3];
 
 /// Returns the first runs of pages that match the query among `pages` from `start` on, as many as
 /// `runs` has room for. Changes no page.
 ///
 /// # Errors
-/// The kernel's; `ENOTTY` if it has no such request.
+/// The kernel's error; `ENOTTY` if it has no such request.
 pub(crate) fn scan<'a>(
     pagemap: &File,
     start: Hva,

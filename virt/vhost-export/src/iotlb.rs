@@ -1,4 +1,4 @@
-//! Translations: asked for on the back-end channel, given and taken away on the socket.
+//! Translations: requested on the back-end channel, received and invalidated on the socket.
 //!
 //! ```text
 //! a queue meets a miss and parks ─▶ MISS, need_reply ──────────────────────▶ front end
@@ -7,23 +7,23 @@
 //!        └── ticket ends, refused ◀─ answer: not 0, or 0 and no UPDATE ◀─ channel ┘
 //! INVALIDATE: forgotten at once; answered when the leases of its range have ended
 //! ```
-//! **Nothing here waits for the answer to a miss** but the queue. QEMU answers on the channel only
-//! after its UPDATE was answered on the socket, and from 8.0 on does not look at the channel while
-//! it waits for an answer on the socket. So:
+//! **Only a queue waits for the answer to a miss.** QEMU answers on the channel only after its
+//! UPDATE was answered on the socket, and from 8.0 on does not read the channel while it waits for
+//! an answer on the socket. So:
 //!
 //! * UPDATE is answered at once.
 //! * The start of a ring is answered before the translations of its areas have come
 //!   ([`StartingRing`]).
-//! * INVALIDATE waits for leases, which end with their input or output, and never for requests: one
-//!   may need an UPDATE before it can be answered.
+//! * INVALIDATE waits for leases, which end with their I/O, and never for requests: a request may
+//!   need an UPDATE before it can be answered.
 //!
-//! **While a ring is being stopped** updates are taken all the same, ahead of what else is on the
-//! socket, since a request may need one to end; their replies follow the stop's. QEMU sends none
-//! then, and such a request ends with the limit.
+//! **While a ring is being stopped** updates are handled all the same, ahead of other messages on
+//! the socket, since a request may need one to end; their replies follow the stop's. QEMU sends
+//! none during a stop: there such a request ends with the limit.
 //!
-//! **Two ways, no order between them.** An answer of 0 may be seen before the UPDATE that was sent
-//! before it. The socket is read until it is empty, and only then is a miss without an UPDATE
-//! refused.
+//! **Two channels, without order between them.** An answer of 0 may be read before the UPDATE that
+//! was sent before it. So the socket is read until it is empty, and only then is a miss without an
+//! UPDATE refused.
 //!
 //! **Limits.** A miss that is not answered within
 //! [`miss_limit_ns`](crate::ExportConfig::miss_limit_ns), and an invalidation whose leases last
@@ -51,17 +51,17 @@ use crate::log::say;
 use crate::memory::{Memory, RegionMemory, not_negotiated};
 use crate::peer::{Peer, TOKEN_CHANNEL, Task};
 
-/// Answers taken at one look at the channel: as many as there can be misses.
+/// Largest number of answers read from the channel at once: as many as there can be misses.
 const ANSWERS: usize = guest_mem::MAX_MISSES;
-/// Updates taken while one ring is being stopped: as many as a front end of ours sends without an
-/// answer, twice.
+/// Largest number of updates handled while one ring is being stopped: twice the number that this
+/// project's front end sends without an answer.
 const UPDATES: usize = 128;
-/// Longest payload of an answer, in bytes: a number, and room for a malformed one.
+/// Longest accepted payload of an answer, in bytes: a number, and room to detect a malformed one.
 const MAX_ANSWER: usize = 64;
-/// Cost of sending a miss, or of taking its answer, in nanoseconds.
+/// Cost of sending a miss, or of handling its answer, in nanoseconds.
 const MISS_COST: u64 = 2_000;
 
-/// The socket for requests of ours.
+/// Back-end channel: the socket on which this process sends requests to the front end.
 pub(crate) struct Channel {
     fd: SharedFd,
     receiver: Receiver,
@@ -82,23 +82,23 @@ impl Channel {
         self.fd.as_raw_fd()
     }
 
-    /// Bytes that the front end has not taken yet.
+    /// Number of bytes that the front end has not read yet.
     pub(crate) fn backlog(&self) -> usize {
         self.sender.backlog()
     }
 
-    /// Sends what waits; false: the front end has closed its end, or it is no socket.
+    /// Sends waiting bytes. Returns false if the front end has closed its end, or it is no socket.
     fn flush(&mut self) -> bool {
         self.sender.flush(self.fd.as_fd()).is_ok()
     }
 }
 
-/// A ring that has been started, and whose areas have no translation yet.
+/// A ring whose start was answered, but whose areas have no translations yet.
 pub(crate) struct StartingRing {
     pub(crate) config: RingConfig,
     /// Ticket of the translation that it waits for.
     waits: Option<Ticket>,
-    /// It cannot start; the front end has been notified.
+    /// It cannot start, and the front end has been notified.
     is_failed: bool,
 }
 
@@ -113,8 +113,8 @@ impl StartingRing {
 }
 
 impl<M: RegionMemory> Peer<M> {
-    /// Registers the channel, once answers can come: not that of a front end without translations,
-    /// which may hold anything.
+    /// Registers the channel if answers can come. That of a front end without translations is not
+    /// registered: its descriptor may be of any kind.
     pub(crate) fn register_channel(&self, wakes: &mut Wakes) -> std::io::Result<()> {
         let is_wanted = self.memory.is_translated() && !self.is_closing();
         match self.channel.as_ref().filter(|_| is_wanted) {
@@ -123,7 +123,7 @@ impl<M: RegionMemory> Peer<M> {
         }
     }
 
-    /// The connection is over: nothing is asked or read any more.
+    /// Ends the use of the channel, since the connection is over.
     pub(crate) fn stop_asking(&mut self, wakes: &mut Wakes) {
         self.unregister_channel(wakes);
         if let Some(tlb) = self.memory.tlb() {
@@ -131,17 +131,17 @@ impl<M: RegionMemory> Peer<M> {
         }
     }
 
-    /// Nothing is read from the channel any more, for now.
+    /// Unregisters the channel: for now nothing is read from it.
     fn unregister_channel(&self, wakes: &mut Wakes) {
         if let Some(channel) = &self.channel {
             wakes.remove(channel.number());
         }
     }
 
-    /// There is no way to ask any more.
+    /// Closes the channel: no translation can be requested any more.
     fn close_channel(&mut self, wakes: &mut Wakes) {
         self.unregister_channel(wakes);
-        // Descriptors may wait in it.
+        // Closing may take long: descriptors may be queued in the socket.
         if let Some(channel) = self.channel.take() {
             self.deferred.close(channel);
         }
@@ -150,7 +150,7 @@ impl<M: RegionMemory> Peer<M> {
         }
     }
 
-    /// Takes a channel from the front end.
+    /// Accepts a channel from the front end.
     pub(crate) fn set_channel(&mut self, fd: SharedFd, turn: &mut PollContext<'_>) -> Outcome {
         self.unregister_channel(turn.wakes());
         if let Some(old) = self.channel.replace(Channel::new(fd)) {
@@ -169,20 +169,20 @@ impl<M: RegionMemory> Peer<M> {
         Ok(Answer::Done)
     }
 
-    /// The driver's addresses are translated from now on, or not; no ring runs.
+    /// Sets whether the driver's addresses are translated; no ring runs.
     pub(crate) fn set_translated(&mut self, is_translated: bool, turn: &mut PollContext<'_>) {
         if is_translated == self.memory.is_translated() {
             return;
         }
         self.unregister_channel(turn.wakes());
         self.memory.set_translated(is_translated);
-        // What cannot be waited for, as a file of memory, answers nothing.
+        // A descriptor that epoll refuses, such as that of a memory file, gives no answers.
         if self.register_channel(turn.wakes()).is_err() {
             self.close_channel(turn.wakes());
         }
     }
 
-    /// Takes a translation.
+    /// Stores a translation.
     pub(crate) fn update_iotlb(
         &mut self,
         range: IotlbRange,
@@ -192,7 +192,7 @@ impl<M: RegionMemory> Peer<M> {
         update(&mut self.memory, &mut self.counts, range, user_addr, access)
     }
 
-    /// Forgets translations; `None`: leases of theirs are in flight, and it has become a task.
+    /// Removes translations. `None` if leases of theirs are in flight, for which a task now waits.
     pub(crate) fn invalidate_iotlb(&mut self, range: IotlbRange) -> Option<Outcome> {
         self.counts.iotlb_invalidations += 1;
         let Some(tlb) = self.memory.tlb() else {
@@ -200,7 +200,7 @@ impl<M: RegionMemory> Peer<M> {
         };
         let range = IovaRange::new(Iova::new(range.first), Iova::new(range.last));
         tlb.invalidate(range.expect("a message's range is in order"));
-        // They look at words of memory that may be another's now.
+        // The watches read memory that may be another's now.
         self.watches.clear();
         self.is_watched = false;
         let outcome = self.finish_invalidation();
@@ -210,7 +210,7 @@ impl<M: RegionMemory> Peer<M> {
         outcome
     }
 
-    /// Whether no lease that an invalidation covers is in flight any more.
+    /// Returns the outcome of an invalidation if no lease that it covers is in flight any more.
     pub(crate) fn finish_invalidation(&mut self) -> Option<Outcome> {
         let is_over = self
             .memory
@@ -219,7 +219,7 @@ impl<M: RegionMemory> Peer<M> {
         is_over.then_some(Ok(Answer::Done))
     }
 
-    /// An invalidation has waited for too long.
+    /// Fails an invalidation that has waited for too long: the device needs a reset.
     #[cold]
     pub(crate) fn give_up_invalidation(
         &mut self,
@@ -235,8 +235,8 @@ impl<M: RegionMemory> Peer<M> {
         ))
     }
 
-    /// Sends the misses of the device since the last visit, and hands out the translations that
-    /// have come. Returns whether anything has ended.
+    /// Sends the device's new misses, and hands out the translations that have arrived. Returns
+    /// whether any wait has ended.
     pub(crate) fn exchange_iotlb(
         &mut self,
         device: &mut Device<impl DeviceClass>,
@@ -266,7 +266,7 @@ impl<M: RegionMemory> Peer<M> {
             self.ring_ticket_done(ticket);
         }
         let started = self.start_rings(device, turn);
-        // Their areas may have to be asked for.
+        // Rings may have missed translations of their areas.
         self.send_misses(turn);
         let has_ended = self.memory.tlb().is_some_and(|tlb| tlb.has_ended());
         !ended.is_empty() || started || has_ended
@@ -276,7 +276,7 @@ impl<M: RegionMemory> Peer<M> {
         let now_ns = turn.now().0;
         let Some(tlb) = self.memory.tlb() else { return };
         let Some(channel) = &mut self.channel else {
-            // There is no way to ask.
+            // No translation can be requested.
             if tlb.has_unsent_miss() {
                 tlb.close();
             }
@@ -302,7 +302,7 @@ impl<M: RegionMemory> Peer<M> {
         }
     }
 
-    /// Takes answers to misses.
+    /// Handles answers to misses.
     pub(crate) fn read_channel(
         &mut self,
         device: &mut Device<impl DeviceClass>,
@@ -330,19 +330,19 @@ impl<M: RegionMemory> Peer<M> {
                 return self.reject("an answer to a miss that was not sent", turn);
             }
         }
-        // Updates that were sent before are on the socket.
+        // Updates that were sent before the answers are on the socket.
         if self.takes_updates() && self.memory.tlb().is_some_and(|tlb| tlb.must_settle()) {
             self.read_socket(device, turn);
         }
     }
 
-    /// Whether the socket is read for updates.
+    /// Whether updates on the socket are handled now.
     fn takes_updates(&self) -> bool {
         matches!(self.task, None | Some(Task::StopRing(_)))
     }
 
-    /// Takes the updates that are first on the socket while a ring is being stopped, a bounded
-    /// amount.
+    /// Handles the updates at the front of the socket while a ring is being stopped, a bounded
+    /// number.
     pub(crate) fn take_updates(&mut self, turn: &mut PollContext<'_>) {
         while matches!(self.task, Some(Task::StopRing(_)))
             && self.memory.is_translated()
@@ -376,8 +376,8 @@ impl<M: RegionMemory> Peer<M> {
         }
     }
 
-    /// The socket is empty: all updates that were sent before the answers that have come have been
-    /// taken.
+    /// Notes that the socket is empty, so all updates that were sent before the answers read so far
+    /// have been handled.
     pub(crate) fn socket_is_empty(&mut self) {
         if let Some(tlb) = self.memory.tlb()
             && tlb.must_settle()
@@ -386,7 +386,7 @@ impl<M: RegionMemory> Peer<M> {
         }
     }
 
-    /// The front end has closed its end of the channel: nothing can be asked any more.
+    /// Handles that the front end has closed its end of the channel.
     #[cold]
     fn lose_channel(&mut self, turn: &mut PollContext<'_>) {
         say!(
@@ -411,13 +411,13 @@ impl<M: RegionMemory> Peer<M> {
         device.fail(Violation::MissUnanswered);
     }
 
-    /// Returns the time at which the oldest miss will have waited for too long, in nanoseconds.
+    /// Returns the time at which the oldest miss reaches its limit, in nanoseconds.
     pub(crate) fn miss_deadline(&self, config: &ExportConfig) -> Option<u64> {
         let since = self.memory.oldest_miss_ns()?;
         Some(since.saturating_add(config.miss_limit_ns))
     }
 
-    /// Starts the rings whose areas are known. Returns whether there were any.
+    /// Starts the rings whose areas have translations. Returns whether there were any.
     fn start_rings(
         &mut self,
         device: &mut Device<impl DeviceClass>,
@@ -444,7 +444,7 @@ impl<M: RegionMemory> Peer<M> {
         started
     }
 
-    /// A ring that the front end takes for started cannot be.
+    /// Fails a ring that cannot start although its start was answered.
     #[cold]
     fn fail_start(&mut self, at: usize, refusal: &Refusal, device: &mut Device<impl DeviceClass>) {
         say!(self.log, warn, "{refusal}");
@@ -463,14 +463,14 @@ impl<M: RegionMemory> Peer<M> {
         }
     }
 
-    /// The ring of this number that has been started and does not run yet.
+    /// Returns the configuration of the ring of this number, if it waits for its start.
     pub(crate) fn starting(&mut self, index: u8) -> Option<&mut RingConfig> {
         let mut starting = self.starting.iter_mut();
         let ring = starting.find(|ring| ring.config.index == index)?;
         Some(&mut ring.config)
     }
 
-    /// Takes back the start of a ring that does not run yet: where it stands.
+    /// Cancels the start of a ring that waits for it. Returns its base.
     pub(crate) fn cancel_start(&mut self, index: u8) -> Option<RingBase> {
         let mut starting = self.starting.iter();
         let at = starting.position(|ring| ring.config.index == index)?;
@@ -491,7 +491,8 @@ fn update<M: RegionMemory>(
         .map(|()| Answer::Done)
 }
 
-/// Parses the answer to a miss: whether it reports success. `None`: the message is no such answer.
+/// Parses the answer to a miss. Returns whether it reports success; `None` if the message is no
+/// such answer.
 fn answer(message: &Message) -> Option<bool> {
     let is_reply = message.head.is_reply()
         && message.head.request.0 == BackendRequestId::IOTLB_MSG.0
@@ -501,7 +502,7 @@ fn answer(message: &Message) -> Option<bool> {
     Some(value == 0)
 }
 
-/// Returns a ring's areas with the accesses to them: they are asked for all at once.
+/// Returns a ring's areas with the accesses to them: their translations are requested all at once.
 fn areas(config: &RingConfig) -> Vec<Wanted> {
     let size = u32::from(config.size);
     let (desc, avail, used) = (
@@ -513,7 +514,7 @@ fn areas(config: &RingConfig) -> Vec<Wanted> {
         RingLayout::Split => vec![
             (desc, 16 * size, Intent::Read),
             (avail, 6 + 2 * size, Intent::Read),
-            // The index in it is where a ring goes on.
+            // A ring continues at the index in it.
             (used, 4, Intent::Read),
             (used, 6 + 8 * size, Intent::Write),
         ],

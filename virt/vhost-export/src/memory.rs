@@ -1,5 +1,5 @@
-//! Guest memory as a front end describes it, and what translates a device's addresses to it:
-//! nothing, or a device IOTLB.
+//! Guest memory as a front end describes it, and the translation of a device's addresses to it:
+//! none, or a device IOTLB.
 
 use std::sync::Arc;
 
@@ -15,17 +15,18 @@ use vhost_user::wire::{IotlbAccess, IotlbRange, MemRegion};
 /// The device's source id in the view; there is no IOMMU that would distinguish devices.
 const SOURCE: SourceId = SourceId(0);
 
-/// Guest memory in regions that a front end describes. An access may be pending because a page is
-/// not there yet: the pager that brings it in sends
-/// [`TicketDone`](crate::ExportMessage::TicketDone) then.
+/// Guest memory in regions that a front end describes. An access may have to wait for an absent
+/// page. When the pager has brought it in, it sends
+/// [`TicketDone`](crate::ExportMessage::TicketDone).
 pub trait RegionMemory: PhysMem + Clone + Send + 'static {
-    /// Returns the memory of these regions, in any order. Regions that stay keep their mapping.
+    /// Returns the memory of these regions, in any order. Regions that were there before keep their
+    /// mapping.
     ///
     /// # Errors
-    /// A region that cannot be had.
+    /// A region cannot be mapped.
     fn with_regions(&self, regions: &[ForeignRegion]) -> Result<Self, ForeignError>;
 
-    /// Whether some of it has vanished for good: the front end has truncated its file.
+    /// Whether a part of it is lost for good: the front end has truncated its file.
     fn is_lost(&self) -> bool;
 }
 
@@ -39,22 +40,22 @@ impl RegionMemory for ForeignRam {
     }
 }
 
-/// Translation between the device and memory.
+/// Translation of the device's addresses.
 enum Translation {
-    /// Nothing: addresses are guest addresses.
+    /// None: addresses are guest-physical.
     Direct(DirectMap),
     /// The front end's IOMMU: addresses are IOVAs (ACCESS_PLATFORM).
     Tlb(Box<DeviceTlb>),
 }
 
-/// Device's view of memory, by kind of translation. Chosen once for a visit, so that accesses
-/// within it need no dispatch.
+/// The device's view of memory, by kind of translation. The kind is matched once per poll, so that
+/// the accesses within it need no dispatch.
 pub(crate) enum Views<'a, M: PhysMem> {
     Direct(View<'a, DirectMap, M>),
     Tlb(View<'a, DeviceTlb, M>),
 }
 
-/// Uses the device's view of a [`Memory`], whichever it is.
+/// Evaluates an expression with the device's view of a [`Memory`], of either kind.
 macro_rules! with_view {
     ($memory:expr, $view:ident => $use_it:expr) => {
         match &mut $memory.views() {
@@ -65,7 +66,7 @@ macro_rules! with_view {
 }
 pub(crate) use with_view;
 
-/// Guest memory and the way to it.
+/// Guest memory with the translation to it.
 pub(crate) struct Memory<M> {
     ram: M,
     translation: Translation,
@@ -73,7 +74,7 @@ pub(crate) struct Memory<M> {
 }
 
 impl<M: RegionMemory> Memory<M> {
-    /// No region yet.
+    /// Creates a memory without regions.
     pub(crate) fn new(ram: M) -> Self {
         Self {
             ram,
@@ -82,8 +83,8 @@ impl<M: RegionMemory> Memory<M> {
         }
     }
 
-    /// Whether the device's addresses are the front end's IOMMU's. Nothing is in flight. What was
-    /// known of such addresses stays if nothing changes.
+    /// Sets whether the device's addresses are those of the front end's IOMMU. No request is in
+    /// flight. If nothing changes, cached translations stay.
     pub(crate) fn set_translated(&mut self, is_translated: bool) {
         match (&self.translation, is_translated) {
             (Translation::Tlb(_), true) | (Translation::Direct(_), false) => {}
@@ -96,7 +97,7 @@ impl<M: RegionMemory> Memory<M> {
         }
     }
 
-    /// The device IOTLB, where the device's addresses are IOVAs.
+    /// Returns the device IOTLB, if the device's addresses are IOVAs.
     #[inline]
     pub(crate) fn tlb(&mut self) -> Option<&mut DeviceTlb> {
         match &mut self.translation {
@@ -105,13 +106,13 @@ impl<M: RegionMemory> Memory<M> {
         }
     }
 
-    /// Whether there is one.
+    /// Whether the device's addresses are IOVAs.
     #[inline]
     pub(crate) fn is_translated(&self) -> bool {
         matches!(self.translation, Translation::Tlb(_))
     }
 
-    /// Whether translations are to be asked for.
+    /// Whether there are translations to be requested from the front end.
     pub(crate) fn has_unsent_miss(&self) -> bool {
         match &self.translation {
             Translation::Direct(_) => false,
@@ -119,7 +120,7 @@ impl<M: RegionMemory> Memory<M> {
         }
     }
 
-    /// Returns the time at which the oldest outstanding translation was asked for, in nanoseconds.
+    /// Returns the time at which the oldest outstanding translation was requested, in nanoseconds.
     pub(crate) fn oldest_miss_ns(&self) -> Option<u64> {
         match &self.translation {
             Translation::Direct(_) => None,
@@ -147,7 +148,8 @@ impl<M: RegionMemory> Memory<M> {
             Translation::Direct(map) => map.memory_changed(),
             Translation::Tlb(tlb) => {
                 tlb.memory_changed();
-                // What lay in a region that has gone leads nowhere, or to another one's memory.
+                // Remove translations to regions that are gone: another region may take their
+                // place.
                 let stays = |old: &Region| self.regions.iter().any(|new| new.place == old.place);
                 for MemRegion {
                     guest_addr, size, ..
@@ -161,7 +163,7 @@ impl<M: RegionMemory> Memory<M> {
         Ok(())
     }
 
-    /// Takes a translation from the front end. One that spans regions is stored as several.
+    /// Stores a translation from the front end. One that spans regions is stored as several.
     pub(crate) fn update(
         &mut self,
         range: IotlbRange,
@@ -195,7 +197,7 @@ impl<M: RegionMemory> Memory<M> {
         loop {
             let user = user_addr.checked_add(first - range.first)?;
             let (place, inside) = self.place(user)?;
-            // Bytes of the region behind this one.
+            // Bytes of the region after this one.
             let left = place.size - 1 - inside;
             let last = range.last.min(first.saturating_add(left));
             let piece = IovaRange::new(Iova::new(first), Iova::new(last))?;
@@ -207,7 +209,7 @@ impl<M: RegionMemory> Memory<M> {
         }
     }
 
-    /// The region of a user address of the front end, and where in it that is.
+    /// Returns the region of a user address of the front end, and the offset in it.
     fn place(&self, user: u64) -> Option<(MemRegion, u64)> {
         self.regions.iter().find_map(|region| {
             let inside = user.checked_sub(region.place.user_addr)?;
@@ -220,7 +222,7 @@ impl<M: RegionMemory> Memory<M> {
         self.ram.keep_alive()
     }
 
-    /// A page of it has vanished: its file was truncated.
+    /// Whether a part of it is lost: its file was truncated.
     pub(crate) fn is_lost(&self) -> bool {
         self.ram.is_lost()
     }
@@ -234,8 +236,8 @@ impl<M: RegionMemory> Memory<M> {
         }
     }
 
-    /// Reads memory without a device's view, for the recovery of a ring. An address that is not
-    /// known to be memory faults.
+    /// Reads memory without a device's view, for the recovery of a ring. An address without a
+    /// cached translation to memory faults.
     pub(crate) fn peek(&self, at: Iova, buf: &mut [u8]) -> Access<()> {
         let gpa = match &self.translation {
             Translation::Direct(_) => Some(Gpa::new(at.raw())),
@@ -245,8 +247,8 @@ impl<M: RegionMemory> Memory<M> {
             .read(gpa.ok_or(DmaFault::Blocked { iova: at })?, buf)
     }
 
-    /// The ticket to wait for before all of `ranges` can be accessed, if some are not there. A
-    /// range that is not memory is found to be none when it is accessed.
+    /// Returns the ticket to wait for before all of `ranges` can be accessed, if some of them are
+    /// absent. A range that is not memory is detected later, when it is accessed.
     pub(crate) fn absent(&mut self, ranges: &[Wanted]) -> Option<Ticket> {
         let gathered = with_view!(self, view => view.gather(ranges.iter().copied()));
         match gathered {

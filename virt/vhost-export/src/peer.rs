@@ -1,4 +1,4 @@
-//! One connection, from accept to its end.
+//! One connection of a front end, from accept to its end.
 
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
@@ -25,25 +25,26 @@ use crate::queue::{Calls, LOAD, Queue};
 
 /// Token of the connection's descriptor; a ring's kick has the ring's number, below 256.
 pub(crate) const TOKEN_SOCKET: u32 = 1 << 16;
-/// And of the channel for requests of ours.
+/// Token of the back-end channel, on which this process sends requests.
 pub(crate) const TOKEN_CHANNEL: u32 = TOKEN_SOCKET + 3;
 
-/// Messages taken at one look at the socket: a front end that sends without end gets its turn
-/// again.
+/// Largest number of messages handled in one poll of the socket. A front end that sends without end
+/// is continued in its next turn.
 const MESSAGES: u32 = 16;
-/// Least cost of a message to its front end, in nanoseconds; one that takes longer (mapping memory)
-/// is charged its time.
+/// Least cost charged for a message, in nanoseconds. One that takes longer (mapping memory) is
+/// charged its time.
 const MESSAGE_COST: u64 = 3_000;
-/// Between two tries to send to a front end that does not read, in nanoseconds.
+/// Interval between attempts to send to a front end that does not read, in nanoseconds.
 const FLUSH_EVERY_NS: u64 = 1_000_000;
-/// Cost of a call, in nanoseconds.
+/// Cost of a call (the interrupt of a driver), in nanoseconds.
 const CALL_COST: u64 = 500;
-/// Memory regions of one guest: QEMU asks for this number, and gives hot-plugged memory one each.
+/// Memory regions of one guest: the number that QEMU requests, which has a region for each
+/// hot-plugged memory.
 const MAX_REGIONS: usize = 64;
 
-/// Protocol features that are offered to every front end. BACKEND_REQ is for translations, and for
-/// user-mode Linux 6.1, which asks its kernel for the interrupt of its rings only along with the
-/// channel, and fails without.
+/// Protocol features that are offered to every front end. BACKEND_REQ serves translations.
+/// User-mode Linux 6.1 needs it, too: only with that channel does it request the interrupt of its
+/// rings from its host, and without it fails.
 pub(crate) const PROTOCOL: ProtocolFeatures = ProtocolFeatures(
     ProtocolFeatures::MQ.0
         | ProtocolFeatures::REPLY_ACK.0
@@ -54,12 +55,12 @@ pub(crate) const PROTOCOL: ProtocolFeatures = ProtocolFeatures(
         | ProtocolFeatures::CONFIGURE_MEM_SLOTS.0,
 );
 
-/// Whether this host lets us make memory files, in which front ends keep what a successor of a
-/// killed back end resumes from. If not, they are not offered that.
+/// Whether this host permits memory files. In these, front ends keep the requests in flight, from
+/// which the successor of a killed back end resumes. If not, inflight regions are not offered.
 pub fn has_inflight_regions() -> bool {
     static HAS: OnceLock<bool> = OnceLock::new();
     *HAS.get_or_init(|| match SharedFile::create(1) {
-        // What is forbidden or absent stays so; descriptors or memory that are lacking now do not.
+        // A lack of permission or support is permanent; a lack of descriptors or memory is not.
         Err(FileError::Create(MapError::Create(error))) => !matches!(
             error.kind(),
             ErrorKind::PermissionDenied | ErrorKind::Unsupported
@@ -68,8 +69,8 @@ pub fn has_inflight_regions() -> bool {
     })
 }
 
-/// Returns the protocol features that are offered to the front ends of a device of this type. Those
-/// of network devices have its configuration themselves, and QEMU warns of an offer.
+/// Returns the protocol features that are offered to the front ends of a device of this type. A
+/// network device's front end has the configuration itself, and QEMU warns of an offer of CONFIG.
 fn protocol(device_type: u16) -> ProtocolFeatures {
     let mut protocol = PROTOCOL;
     if !has_inflight_regions() {
@@ -85,9 +86,8 @@ fn protocol(device_type: u16) -> ProtocolFeatures {
 
 /// Returns the device features that are offered to the front ends. Front ends of a network device
 /// have its address and the state of its link themselves (CONFIG is not offered), and do not send
-/// them to the device. So neither these two nor filters by address are offered. User-mode Linux
-/// would otherwise take a configuration space that it cannot read for the address, and for a link
-/// that is down.
+/// them to the device. So neither these two nor filters by address are offered. Otherwise user-mode
+/// Linux would take an unreadable configuration space for the address, and for a link that is down.
 fn features(device: &Device<impl DeviceClass>) -> u64 {
     const BY_ADDRESS: u64 = net_feature::MAC
         | net_feature::STATUS
@@ -105,8 +105,8 @@ const NETWORK: u16 = 1;
 
 /// Something the session waits for, or the end of the connection.
 pub(crate) enum Task {
-    /// A ring is to start, and some of its memory is not there before the ticket has ended; `None`:
-    /// it has.
+    /// A ring is to start. Some of its memory is absent until the ticket is done; `None`: it is
+    /// done.
     StartRing(Box<RingConfig>, Option<Ticket>),
     /// Ring `index` is to stop.
     StopRing(u8),
@@ -116,7 +116,7 @@ pub(crate) enum Task {
     Invalidate,
     /// The device is to be reset.
     Reset,
-    /// The connection is over: its memory is still in use.
+    /// The connection is over, but its memory is still in use.
     Close,
 }
 
@@ -138,19 +138,19 @@ impl Task {
 #[derive(Clone, Copy)]
 struct Wait {
     since: Nanos,
-    /// The drain limit has passed and has been acted on, once.
+    /// The drain limit has passed, and this was handled once.
     is_overdue: bool,
 }
 
 /// Outcome of an attempt to advance a task.
 enum Advance {
-    /// There is none.
+    /// There is no task.
     Nothing,
-    /// It waits for requests in flight.
+    /// The task waits for requests in flight.
     Waits,
-    /// It has ended.
+    /// The task has ended.
     Done,
-    /// It was the end of the connection.
+    /// The task was the end of the connection, which has ended.
     Gone,
 }
 
@@ -158,7 +158,7 @@ enum Advance {
 pub(crate) struct Peer<M> {
     pub(crate) log: Arc<Log>,
     pub(crate) deferred: Arc<DeferredDrop>,
-    /// The export's, for the descriptors by which the front end is called.
+    /// The export's permit to write to the descriptors by which drivers are called.
     pub(crate) permit: WritePermit,
     socket: UnixStream,
     receiver: Receiver,
@@ -167,39 +167,41 @@ pub(crate) struct Peer<M> {
     pub(crate) memory: Memory<M>,
     pub(crate) queues: Vec<Queue>,
     pub(crate) inflight: Option<InflightRegion>,
-    /// For requests of ours: translations.
+    /// Channel for requests to the front end, which are those for translations.
     pub(crate) channel: Option<Channel>,
     /// Rings that wait for translations.
     pub(crate) starting: Vec<StartingRing>,
-    /// Counts of translations that the export has not taken yet.
+    /// Counts of translations not yet added to the export's.
     pub(crate) counts: ExportStats,
     pub(crate) task: Option<Task>,
-    /// A message that was received while a ring was being stopped, and has to wait for that.
+    /// A message that was received while a ring was being stopped, and is handled after that.
     pub(crate) put_off: Option<Message>,
-    /// Replies to messages taken while a ring was being stopped, which follow the reply to that.
+    /// Replies to messages handled while a ring was being stopped; they follow the reply to the
+    /// stop.
     pub(crate) late: Vec<Message>,
-    /// Wait of the task for requests in flight.
+    /// Time since which the task waits for requests in flight.
     wait: Option<Wait>,
-    /// The socket takes no more replies: when to try again.
+    /// Time of the next attempt to send replies, when the socket accepts no more.
     flush_at: Nanos,
-    /// Features of the driver, once acknowledged; the device has begun with them.
+    /// Features that the driver has accepted; the device was activated with them.
     pub(crate) features: u64,
     pub(crate) has_begun: bool,
-    /// A page of guest memory has vanished; logged once.
+    /// A part of guest memory was lost, which was logged.
     lost: bool,
-    /// Messages that the protocol does not allow, not taken by the export yet.
+    /// Number of protocol violations not yet added to the export's.
     violations: u64,
-    /// The rings' words, as of the last idle visit.
+    /// Watches of the rings' words that change when there are new requests, as of the last idle
+    /// visit.
     pub(crate) watches: Vec<Option<Watch>>,
-    /// Every ring has a watch, so the probe covers all of them.
+    /// Every ring has a watch, so checking these covers all rings.
     pub(crate) is_watched: bool,
 }
 
 /// Outcome of serving a peer.
 pub(crate) enum Served {
-    /// It goes on.
+    /// The connection continues.
     On(Activity),
-    /// It is over; nothing of it is in use any more.
+    /// The connection is over, and nothing of it is in use any more.
     Gone,
 }
 
@@ -271,20 +273,20 @@ impl<M: RegionMemory> Peer<M> {
         self.register_channel(wakes)
     }
 
-    /// Takes messages that the front end has sent, a bounded number.
+    /// Handles messages that the front end has sent, a bounded number.
     pub(crate) fn read_socket(
         &mut self,
         device: &mut Device<impl DeviceClass>,
         turn: &mut PollContext<'_>,
     ) {
-        // What it sends meanwhile waits in the socket, as much as that holds; whether it is still
-        // there matters now, for a task may wait for as long as a disk does not answer.
+        // While a task waits, messages wait in the socket. But the end of the connection is noticed
+        // now, since a task may wait for as long as a disk does not answer.
         if self.task.is_some() {
             self.notice_end(turn);
             return self.take_updates(turn);
         }
         for _ in 0..MESSAGES {
-            // One that does not read its replies is not asked for more.
+            // No message is taken from a front end that does not read its replies.
             if self.task.is_some() || self.sender.backlog() != 0 {
                 return;
             }
@@ -321,7 +323,7 @@ impl<M: RegionMemory> Peer<M> {
         }
     }
 
-    /// Takes the next message; `None` also where the connection has ended.
+    /// Takes the next message. `None` also if the connection has ended.
     pub(crate) fn next_message(&mut self, turn: &mut PollContext<'_>) -> Option<Message> {
         if let Some(message) = self.put_off.take() {
             return Some(message);
@@ -334,13 +336,13 @@ impl<M: RegionMemory> Peer<M> {
         None
     }
 
-    /// Keeps sockets for requests of ours open: those that are refused are closed elsewhere, since
-    /// descriptors may wait in them.
+    /// Duplicates the sockets that a message offers as back-end channel, so that a refused one is
+    /// closed by a thread of its own: closing may take long, since descriptors may be queued in it.
     fn keep_channels(&self, message: &Message) -> Result<Vec<(RawFd, OwnedFd)>, &'static str> {
         if message.head.request != RequestId::SET_BACKEND_REQ_FD {
             return Ok(Vec::new());
         }
-        // Each is a thread for as long as its close takes.
+        // Each deferred close occupies a thread for as long as it takes.
         if self.deferred.is_full() {
             return Err("what it has left takes long to close, and it leaves more");
         }
@@ -352,14 +354,14 @@ impl<M: RegionMemory> Peer<M> {
     fn let_go_of_channels(&self, channels: Vec<(RawFd, OwnedFd)>) {
         let own = self.channel.as_ref().map(Channel::number);
         for (number, fd) in channels {
-            // The one that was taken has another descriptor open.
+            // The accepted one stays open by another descriptor.
             if own != Some(number) {
                 self.deferred.close(fd);
             }
         }
     }
 
-    /// Checks whether the front end has gone, and takes its messages otherwise.
+    /// Checks whether the front end has closed the connection; if not, handles its messages.
     pub(crate) fn look_for_end(
         &mut self,
         device: &mut Device<impl DeviceClass>,
@@ -369,7 +371,7 @@ impl<M: RegionMemory> Peer<M> {
         self.read_socket(device, turn);
     }
 
-    /// Ends the connection if the front end has closed it, whatever it has sent before.
+    /// Ends the connection if the front end has closed it, even if messages are left.
     fn notice_end(&mut self, turn: &mut PollContext<'_>) {
         use rustix::event::{PollFd, PollFlags, Timespec, poll};
         let mut fds = [PollFd::new(&self.socket, PollFlags::RDHUP)];
@@ -378,12 +380,12 @@ impl<M: RegionMemory> Peer<M> {
         }
     }
 
-    /// Number of times that the front end has broken the protocol since they were last taken.
+    /// Number of protocol violations since the last `take_violations`.
     pub(crate) fn violations(&self) -> u64 {
         self.violations
     }
 
-    /// Number of times that the front end has broken the protocol since this was last asked.
+    /// Returns the number of protocol violations since the last call.
     pub(crate) fn take_violations(&mut self) -> u64 {
         std::mem::take(&mut self.violations)
     }
@@ -393,8 +395,9 @@ impl<M: RegionMemory> Peer<M> {
         matches!(self.task, Some(Task::Close))
     }
 
-    /// Whether it is over and will be gone soon: what is in flight has the drain limit to end, and
-    /// as long again to be cancelled. What has not ended by then may never.
+    /// Whether the connection is over and expected to end soon: requests in flight have the drain
+    /// limit to end, and the same time again once cancelled. If some remain after that, they may
+    /// never end.
     pub(crate) fn is_ending(&self, now: Nanos, config: &ExportConfig) -> bool {
         let limit_ns = config.drain_limit_ns.saturating_mul(2);
         let is_overdue = self
@@ -403,7 +406,7 @@ impl<M: RegionMemory> Peer<M> {
         self.is_closing() && !is_overdue
     }
 
-    /// The memory that `ticket` waits for is there: a ring that waits for it starts at the next
+    /// Records that the memory of `ticket` is present: a ring that waits for it starts at the next
     /// visit.
     pub(crate) fn ticket_done(&mut self, ticket: Ticket) {
         if let Some(Task::StartRing(_, waits)) = &mut self.task {
@@ -411,7 +414,7 @@ impl<M: RegionMemory> Peer<M> {
         }
     }
 
-    /// Ends the session's waiting event.
+    /// Completes the event that the session waits for.
     pub(crate) fn finish(&mut self, outcome: Result<Answer, Refusal>, turn: &mut PollContext<'_>) {
         if let Err(refusal) = &outcome {
             say!(self.log, warn, "{refusal}");
@@ -456,7 +459,7 @@ impl<M: RegionMemory> Peer<M> {
                 self.deferred.close(fds);
                 self.reject(&reason, turn);
             }
-            // Perhaps this process has no descriptors left; the meaning of the message is lost.
+            // This process may have no free descriptors, so the meaning of the message is lost.
             ReceiveError::AncillaryTruncated
             | ReceiveError::Frame(_)
             | ReceiveError::Closed {
@@ -477,21 +480,21 @@ impl<M: RegionMemory> Peer<M> {
         self.close(turn);
     }
 
-    /// The connection is over: nothing is read or sent any more, and as soon as nothing is in
-    /// flight it is gone.
+    /// Ends the connection: nothing is read or sent any more. It is gone as soon as nothing is in
+    /// flight.
     fn close(&mut self, turn: &mut PollContext<'_>) {
         if self.is_closing() {
             return;
         }
         turn.wakes().remove(self.socket.as_raw_fd());
         self.stop_asking(turn.wakes());
-        // So that the front end learns of it now, and not when the last request has ended.
+        // So that the front end detects it now, and not when the last request has ended.
         let _ = self.socket.shutdown(std::net::Shutdown::Both);
         self.task = Some(Task::Close);
         self.wait = None;
     }
 
-    /// A visit: rings, calls, and whatever the session waits for.
+    /// Serves the rings once, makes calls, and advances the task.
     pub(crate) fn serve(
         &mut self,
         device: &mut Device<impl DeviceClass>,
@@ -515,9 +518,10 @@ impl<M: RegionMemory> Peer<M> {
                 vio::Activity::Busy => Activity::Busy,
                 vio::Activity::Idle => Activity::Idle,
             };
-            // Whatever has waited for a translation that was refused has met the fault now: all
-            // that had ended was handed out before this visit, which was not cut short. A visit in
-            // which nothing is done may come after the next request.
+            // Every request that waited for a refused translation has met the fault now: all ended
+            // tickets were handed out before this visit, which was not cut short. Forgetting does
+            // not wait for an idle visit: the next request may come before that, and must not meet
+            // an old refusal.
             if !visit.is_over()
                 && let Some(tlb) = self.memory.tlb()
                 && !tlb.has_ended()
@@ -547,15 +551,15 @@ impl<M: RegionMemory> Peer<M> {
         match self.advance_task(device, config, stats, turn) {
             Advance::Gone => return Served::Gone,
             Advance::Done => activity = Activity::Busy,
-            // What it waits for, or its deadline, wakes the core.
+            // The end of its wait, or its deadline, wakes the core.
             Advance::Waits if activity == Activity::Idle => activity = Activity::Waiting,
             Advance::Waits | Advance::Nothing => {}
         }
         if !self.has_begun {
             return Served::On(activity);
         }
-        // What a visit that was not cut short has done is mostly all there was. Behind a vIOMMU the
-        // next one also sees what became of misses.
+        // A visit that was not cut short has mostly taken everything. Behind a vIOMMU the next
+        // visit also handles the results of misses.
         let is_drained = activity == Activity::Busy
             && !visit.is_over()
             && self.task.is_none()
@@ -578,13 +582,13 @@ impl<M: RegionMemory> Peer<M> {
         }
     }
 
-    /// Returns the time at which replies that wait are to be sent, in nanoseconds.
+    /// Returns the time at which waiting replies are to be sent, in nanoseconds.
     pub(crate) fn flush_at(&self) -> Option<u64> {
         let channel = self.channel.as_ref().map_or(0, Channel::backlog);
         (self.sender.backlog() + channel != 0 && !self.is_closing()).then_some(self.flush_at.0)
     }
 
-    /// Calls the drivers that want it, unless more is about to come for the same call.
+    /// Calls the drivers that are due, unless more completions are expected for the same call.
     fn make_calls(
         &mut self,
         device: &mut Device<impl DeviceClass>,
@@ -598,7 +602,7 @@ impl<M: RegionMemory> Peer<M> {
                 continue;
             };
             let in_flight = device.ring(queue.index).map_or(0, |ring| ring.in_flight());
-            // A visit that ended early, by one dear request, says nothing of what is left.
+            // A visit that one costly request ended early does not tell what is left.
             let is_loaded = in_flight >= LOAD
                 || (has_more
                     && with_view!(self.memory, view => device.has_more(queue.index, view)));
@@ -611,25 +615,24 @@ impl<M: RegionMemory> Peer<M> {
         }
     }
 
-    /// The latest moment at which a call that waits must be made.
+    /// Returns the latest time at which a pending call must be made.
     pub(crate) fn call_deadline(&self, config: &ExportConfig) -> Option<u64> {
         let since = self.queues.iter().filter_map(|queue| queue.call_since);
         Some(since.min()?.saturating_add(config.call_delay_ns))
     }
 
-    /// Whether the task that waits keeps the device from taking requests.
+    /// Whether the waiting task prevents the device from taking requests.
     pub(crate) fn holds_device(&self) -> bool {
         matches!(self.task, Some(Task::Memory(_) | Task::Reset | Task::Close))
     }
 
-    /// Returns the time at which a task that waits will have waited for the drain limit, in
-    /// nanoseconds.
+    /// Returns the time at which the waiting task reaches the drain limit, in nanoseconds.
     pub(crate) fn task_deadline(&self, config: &ExportConfig) -> Option<u64> {
         let wait = self.wait?;
         (!wait.is_overdue).then(|| wait.since.0.saturating_add(config.drain_limit_ns))
     }
 
-    /// Looks whether the task can end.
+    /// Completes the task if it can end now.
     fn advance_task(
         &mut self,
         device: &mut Device<impl DeviceClass>,
@@ -675,16 +678,16 @@ impl<M: RegionMemory> Peer<M> {
             return Advance::Gone;
         }
         self.finish(outcome, turn);
-        // Messages that came meanwhile.
+        // Handle messages that came meanwhile.
         turn.charge(MESSAGE_COST);
         self.read_socket(device, turn);
         Advance::Done
     }
 
-    /// Notes that a task waits for requests in flight. Stops, resets and changes of memory wait for
-    /// them, however slow the disk: a request that is cancelled fails in the guest, and one that
-    /// cannot be cancelled would make the device unusable. Only at the end of a connection, where
-    /// no driver waits for them any more, are they cancelled; the next connection runs them again.
+    /// Records that a task waits for requests in flight. Stops, resets and changes of memory wait
+    /// for them, however slow the disk is: a request that is cancelled fails in the guest, and one
+    /// that cannot be cancelled would make the device unusable. They are cancelled only at the end
+    /// of a connection, where no driver waits for them; the next connection executes them again.
     fn note_wait(
         &mut self,
         task: &Task,
@@ -717,7 +720,7 @@ impl<M: RegionMemory> Peer<M> {
         );
     }
 
-    /// Notes that the wait of a task has ended, and logs it if the wait was logged.
+    /// Records that the wait of a task has ended, and logs this if the wait was logged.
     fn note_end_of_wait(&mut self, task: &Task, now: Nanos) {
         if let Some(wait) = self.wait.take()
             && wait.is_overdue
@@ -732,8 +735,8 @@ impl<M: RegionMemory> Peer<M> {
         }
     }
 
-    /// Notes what each ring's word says while nothing is new. A device with events of its own is
-    /// visited in each sweep all the same: frames that come from a network change no ring.
+    /// Watches each ring's word that changes when there are new requests. A device with events of
+    /// its own is visited in each sweep all the same, since frames from a network change no ring.
     fn watch(&mut self, device: &mut Device<impl DeviceClass>) {
         self.is_watched = !device.has_own_events();
         let mut count = 0;
@@ -743,7 +746,7 @@ impl<M: RegionMemory> Peer<M> {
             }
             let watch = &mut self.watches[count];
             ring.watch_in(view, watch);
-            // One that is parked is woken by nothing that lies in memory.
+            // A parked ring is woken by an event, not by a change in memory.
             self.is_watched &= watch.is_some() || ring.parked().is_some();
             count += 1;
         }));

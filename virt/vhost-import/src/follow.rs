@@ -1,17 +1,18 @@
-//! The owner's side of a back end behind an IOMMU: translates its misses, and forwards
+//! The owner's part of a back end behind an IOMMU: translates its misses, and forwards
 //! invalidations to it.
 //!
-//! Translations are read from the guest's tables as they are now, without recording faults, and
-//! past the unit's caches: the back end caches an entry until it is invalidated, as the unit does.
-//! An entry has exactly the access that the tables allow, and covers as many pages as continue each
-//! other, or all of a region where nothing is translated.
+//! Translations are read from the guest's current tables, without recording faults and without the
+//! unit's caches: the back end itself caches an entry until it is invalidated, as the unit does. An
+//! entry has exactly the access that the tables allow. It covers as many pages as are contiguous,
+//! or all of a memory region if nothing is translated.
 //!
 //! **Faults.** An access without a mapping is refused. The unit records it for the guest, as it
-//! would an access of the device, but only [`FAULTS`] at once and one each [`FAULT_EVERY_NS`]: a
-//! back end that misses a million times fills no log and raises no storm of fault interrupts.
+//! would an access of the device, but at most [`FAULTS`] in a burst and then one each
+//! [`FAULT_EVERY_NS`]: a back end with a million misses fills no log and causes no storm of fault
+//! interrupts.
 //!
-//! **Which invalidations matter** is known from the domains that entries were read from; those of
-//! other devices cost nothing.
+//! **Invalidations** are forwarded only for domains that entries were read from; those of other
+//! devices cost nothing.
 
 use std::collections::VecDeque;
 use std::ops::RangeInclusive;
@@ -23,42 +24,42 @@ use vio::{RemoteMemory, Revoked};
 use crate::exchange::{Command, EVERYTHING, Entry, Exchange, InvalidateOutcome, Question};
 use crate::memory::{Indices, Memory, RingPlace};
 
-/// Questions that are looked at in one poll: 16 µs of tables at most.
+/// Largest number of questions handled in one poll: at most 16 µs of table reads.
 const QUESTIONS: usize = 16;
-/// Budget of a lookup of one mapping, in ns: of a page, and of some forty that continue it.
+/// Budget of a lookup of one entry, in ns: one page, and some forty contiguous ones.
 const LOOK_NS: u64 = 1_000;
-/// Bytes of an entry at most, where there are tables.
+/// Largest size of a translated entry, in bytes.
 const SPAN: u64 = 64 * PAGE_SIZE;
-/// Domains that are distinguished. A device is attached to one at a time.
+/// Largest number of domains that are distinguished. A device is attached to one at a time.
 const DOMAINS: usize = 4;
-/// Refusals that are recorded at once, and the time for which each more has to wait.
+/// Rate limit of recorded refusals: size of a burst, and interval after it.
 const FAULTS: u64 = 16;
 const FAULT_EVERY_NS: u64 = 100_000_000;
 
-/// Domains of which the back end may have translations.
+/// Domains of which the back end may cache translations.
 #[derive(Debug, Default)]
 struct Given {
-    /// The session that it was given to.
+    /// Session with the back end to which they were given.
     session: u64,
     domains: Vec<u32>,
     /// There are more domains than [`DOMAINS`]: any domain may be one of them.
     is_any: bool,
-    /// Untranslated memory.
+    /// Untranslated entries were given, too.
     is_identity: bool,
 }
 
-/// See the module's head.
+/// State of the owner's part. See the module documentation.
 #[derive(Debug)]
 pub(crate) struct Follower {
     memory: Memory,
     given: Given,
-    /// Questions that wait for tables that are absent, with their sessions.
+    /// Questions that wait for absent table pages, with their sessions.
     waiting: VecDeque<(u64, Question)>,
-    /// Holds that have not ended, and what each is for.
+    /// Held invalidations, each with its range.
     holds: Vec<(u64, IotlbRange)>,
-    /// Those that end without the back end's answer.
+    /// Held invalidations that are released without the back end's answer.
     dropped: Vec<u64>,
-    /// Time at which all of [`FAULTS`] may be recorded at once again, in nanoseconds.
+    /// Time from which a full burst of [`FAULTS`] may be recorded again, in nanoseconds.
     whole_at_ns: u64,
 }
 
@@ -93,7 +94,7 @@ impl Given {
         let has = |domain| self.is_any || self.domains.contains(&domain);
         match what {
             Revoked::Everything => Some(EVERYTHING),
-            // A context without tables has a domain too, which is not known here.
+            // An untranslated context has a domain too, which is not known here.
             Revoked::Domain(domain) => (has(domain) || self.is_identity).then_some(EVERYTHING),
             Revoked::Pages {
                 domain,
@@ -127,8 +128,8 @@ impl Follower {
         !self.waiting.is_empty()
     }
 
-    /// Answers a bounded number of questions. Whether there was anything to answer, and whether
-    /// there is more.
+    /// Answers a bounded number of questions. Returns whether any was answered, and whether there
+    /// may be more.
     pub fn serve(
         &mut self,
         exchange: &Exchange,
@@ -158,7 +159,7 @@ impl Follower {
             };
             match answered {
                 Ok(()) => has_told = true,
-                // What it waits for ends with a message, after which this is called again.
+                // The end of its wait is a message, after which this is called again.
                 Err(_) => self.waiting.push_back((session, question)),
             }
         }
@@ -188,8 +189,8 @@ impl Follower {
         Ok(())
     }
 
-    /// Answers with the positions of the rings, behind entries for their pages: a back end that
-    /// starts them then need not ask.
+    /// Answers with the current indices of the rings, after entries for their pages, so that a back
+    /// end that starts the rings need not miss them.
     fn rings(
         &mut self,
         exchange: &Exchange,
@@ -224,7 +225,7 @@ impl Follower {
                 _ => None,
             };
         }
-        // Neighbours often share a page, or a region.
+        // Adjacent areas often share a page, or a region.
         let mut told: Vec<Entry> = Vec::new();
         for (entry, attachment) in entries {
             if told.contains(&entry) {
@@ -238,8 +239,8 @@ impl Follower {
         Ok(())
     }
 
-    /// Returns the entry for `iova`, if the device may access it so, and the attachment that it was
-    /// read from.
+    /// Returns the entry for `iova` if it allows the access, and the attachment that it was read
+    /// from.
     fn look_up(
         &self,
         memory: &dyn RemoteMemory,
@@ -277,7 +278,7 @@ impl Follower {
         let mut budget = Budget::new(LOOK_NS);
         let first = match memory.next_mapping(Iova::new(page), Iova::new(last), &mut budget)? {
             Next::Found(found) if found.iova.raw() == page => found,
-            // The first page is within any budget: nothing is mapped here.
+            // Any budget covers the first page: nothing is mapped here.
             Next::Found(_) | Next::None | Next::Budget(_) => return Ok(None),
         };
         let Some(region) = self.memory.region(first.gpa) else {
@@ -342,7 +343,7 @@ impl Follower {
         let session = self.given.session;
         let told = exchange.invalidate(session, range, hold);
         if told == InvalidateOutcome::Gone || range == EVERYTHING {
-            // Entries given from here on are sent after it.
+            // Entries given from now on are sent after the invalidation.
             self.given = Given {
                 session,
                 ..Given::default()
@@ -360,19 +361,19 @@ impl Follower {
         self.drop_holds();
     }
 
-    /// Nothing is waited for any more.
+    /// Releases all holds without the back end's answer.
     pub fn drop_holds(&mut self) {
         let holds = self.holds.drain(..).map(|(hold, _)| hold);
         self.dropped.extend(holds);
     }
 
-    /// Returns the range that `hold` is for.
+    /// Returns the range of the invalidation held as `hold`.
     pub fn held(&self, hold: u64) -> Option<IotlbRange> {
         let held = self.holds.iter().find(|(name, _)| *name == hold);
         held.map(|(_, range)| *range)
     }
 
-    /// A hold that has ended.
+    /// Returns a hold that has ended.
     pub fn take_released(&mut self, exchange: &Exchange) -> Option<u64> {
         if let Some(hold) = self.dropped.pop() {
             return Some(hold);
@@ -381,7 +382,7 @@ impl Follower {
             let hold = exchange.take_released()?;
             let held = self.holds.len();
             self.holds.retain(|(name, _)| *name != hold);
-            // One that was dropped meanwhile has ended before.
+            // A hold that was dropped meanwhile has already ended.
             if self.holds.len() != held {
                 return Some(hold);
             }
@@ -392,7 +393,7 @@ impl Follower {
 /// Whether an entry of `entry` satisfies a miss of `wanted`.
 fn allows(entry: IotlbAccess, wanted: IotlbAccess) -> bool {
     match wanted {
-        // It asks for nothing.
+        // Such a miss requests nothing.
         IotlbAccess::None => false,
         IotlbAccess::Read => matches!(entry, IotlbAccess::Read | IotlbAccess::ReadWrite),
         IotlbAccess::Write => matches!(entry, IotlbAccess::Write | IotlbAccess::ReadWrite),
@@ -400,13 +401,14 @@ fn allows(entry: IotlbAccess, wanted: IotlbAccess) -> bool {
     }
 }
 
-/// Bytes from `gpa` to the end of its region.
+/// Returns the number of bytes from `gpa` to the end of its region.
 fn left(region: &RangeInclusive<u64>, gpa: Gpa) -> u64 {
     region.end() - gpa.raw() + 1
 }
 
-/// Bytes from `first` on that are mapped in one piece, up to `last`. Looking any further is not
-/// worth waiting.
+/// Returns the number of bytes from `first` on that are mapped contiguously, up to `last` and as
+/// far as `budget` lasts. If a table page is absent, the mapping ends before it: a longer one is
+/// not worth a wait.
 fn extended(memory: &dyn RemoteMemory, first: &Found, last: u64, budget: &mut Budget) -> u64 {
     let mut len = first.len;
     while let Some(at) = first.iova.checked_add(len)

@@ -1,9 +1,9 @@
-//! State shared by the owner and the link thread: orders to the thread, events to the owner.
+//! State shared by the owner and the link thread: commands to the thread, events to the owner.
 //!
-//! Orders are numbered and done in turn; their completion is one number. The lock is held for a
-//! push or a pop. Each side has a descriptor that wakes it. Orders are rare (a few for each start
-//! of a driver), so nothing here is built for speed but [`Shared::has_events`], which the owner
-//! reads in every sweep.
+//! Commands are numbered and executed in order; one number records the completed ones. The lock is
+//! held for a push or a pop. Each side has an eventfd that wakes it. Commands are rare (a few for
+//! each start of a driver), so nothing here is optimized except [`Shared::has_events`], which the
+//! owner reads in every sweep.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
@@ -17,56 +17,56 @@ use crate::exchange::Exchange;
 use crate::handshake::ring;
 use crate::memory::RingPlace;
 
-/// Device as the driver has started it.
+/// One activation of the device by its driver.
 #[derive(Clone, Debug)]
 pub(crate) struct Activation {
-    /// Number of this start by the driver, from 1.
+    /// Number of this activation, from 1.
     pub generation: u64,
     /// Features the driver accepted.
     pub features: u64,
     pub rings: Vec<RingPlace>,
 }
 
-/// Order of the owner to the link thread.
+/// Command from the owner to the link thread.
 #[derive(Debug)]
 pub(crate) enum LinkCommand {
-    /// Serve these rings, which are fresh.
+    /// Serve these rings, which are new.
     Start(Activation),
-    /// Stop serving them, and remember where they stand.
+    /// Stop serving the rings, and keep their indices.
     Stop,
-    /// Serve them again.
+    /// Serve the stopped rings again.
     Resume,
-    /// The driver uses so many queue pairs from now on.
+    /// The driver uses this number of queue pairs from now on.
     Pairs(u16),
-    /// They are gone.
+    /// The rings are gone: the device was reset.
     Forget,
 }
 
-/// See the module's head.
+/// Shared state. See the module documentation.
 #[derive(Debug)]
 pub(crate) struct Shared {
     orders: Mutex<VecDeque<(u64, LinkCommand)>>,
-    /// Number of the last order given; written by the owner.
+    /// Number of the last command given; written by the owner.
     given: AtomicU64,
-    /// Number of the last order done; written by the thread.
+    /// Number of the last command completed; written by the thread.
     done: AtomicU64,
-    /// Orders up to this number are not waited for any more; written by the owner.
+    /// The owner does not wait any more for commands up to this number; written by the owner.
     abandoned: AtomicU64,
-    /// The generation that broke last; 0: none. Written by the thread.
+    /// Generation of the last activation that failed, 0 for none. Written by the thread.
     broken: AtomicU64,
     is_over: AtomicBool,
-    /// The network has gone. Written by the thread.
+    /// The network interface is gone. Written by the thread.
     is_link_down: AtomicBool,
-    /// The connection is to be closed: the back end has been waited for long enough. Written by the
-    /// owner, taken by the thread.
+    /// The connection is to be closed, since the owner has waited too long for the back end.
+    /// Written by the owner, cleared by the thread.
     is_cut_off: AtomicBool,
-    /// About the back end's IOTLB.
+    /// Messages about the back end's IOTLB.
     pub exchange: Exchange,
     has_events: AtomicBool,
     /// Wakes the owner.
     events: OwnedFd,
-    /// The flag and the descriptor of the events change together under this lock. If an event set
-    /// the flag before the owner took both, and the descriptor after, the descriptor would stay
+    /// Lock under which flag and eventfd of the events change together. If the owner cleared both
+    /// between an event's store to the flag and its write to the eventfd, the eventfd would stay
     /// readable without an event, and the owner could not sleep. The owner only tries the lock.
     telling: Mutex<()>,
     /// Wakes the thread between requests.
@@ -98,7 +98,7 @@ impl Shared {
 
     // The owner's side.
 
-    /// Gives an order; its number.
+    /// Queues a command. Returns its number.
     pub fn order(&self, order: LinkCommand) -> u64 {
         let number = self.given.fetch_add(1, Ordering::Relaxed) + 1;
         self.orders
@@ -109,41 +109,41 @@ impl Shared {
         number
     }
 
-    /// Whether that order has been done. If so, the thread's stores for it are visible (release and
+    /// Whether that command is complete. If so, the thread's stores for it are visible (release and
     /// acquire).
     pub fn is_done(&self, number: u64) -> bool {
         self.done.load(Ordering::Acquire) >= number
     }
 
-    /// Abandons that order and those before it: the owner waits for them no longer.
+    /// Abandons that command and those before it: the owner does not wait for them any more.
     pub fn abandon(&self, number: u64) {
         // SeqCst: the thread that is woken by `cancel` sees the number.
         self.abandoned.store(number, Ordering::SeqCst);
         ring(&self.cancel);
     }
 
-    /// Something was put into the exchange for the thread.
+    /// Wakes the thread, for which a message was put into the exchange.
     pub fn notify_thread(&self) {
         ring(&self.ordered);
     }
 
-    /// The back end is not waited for any more, whatever it is asked.
+    /// Requests that the connection be closed, whatever the thread waits for.
     pub fn cut_off(&self) {
-        // SeqCst, and first: the thread that is woken by `cancel`, or takes it back, sees it.
+        // SeqCst, and first: the thread sees it when it is woken by `cancel`, or clears `cancel`.
         self.is_cut_off.store(true, Ordering::SeqCst);
         ring(&self.cancel);
         ring(&self.ordered);
     }
 
-    /// The generation that has broken last.
+    /// Returns the generation of the last activation that failed; 0: none.
     pub fn broken(&self) -> u64 {
         self.broken.load(Ordering::Acquire)
     }
 
-    /// Whether the network has gone.
+    /// Whether the network interface is gone.
     pub fn is_link_down(&self) -> bool {
-        // Relaxed: it publishes no other data. The store precedes that to `has_events` (SeqCst, in
-        // `tell`), which the owner reads before it.
+        // Relaxed: it publishes no other data. Its store precedes the store to `has_events`
+        // (SeqCst, in `tell`), and the owner loads them in the opposite order.
         self.is_link_down.load(Ordering::Relaxed)
     }
 
@@ -162,7 +162,7 @@ impl Shared {
         self.has_events.store(false, Ordering::SeqCst);
     }
 
-    /// Makes the owner itself look: it is awake.
+    /// Sets the flag of events without a wake-up. Called by the owner, which is awake.
     pub fn remind(&self) {
         self.has_events.store(true, Ordering::SeqCst);
     }
@@ -180,7 +180,7 @@ impl Shared {
 
     // The thread's side.
 
-    /// The next order, with its number.
+    /// Returns the next command, with its number.
     pub fn take_order(&self) -> Option<(u64, LinkCommand)> {
         drain_eventfd(self.ordered.as_fd());
         self.orders
@@ -189,7 +189,7 @@ impl Shared {
             .pop_front()
     }
 
-    /// Whether the connection is to be closed.
+    /// Returns whether the connection is to be closed, and clears the request.
     pub fn take_cut_off(&self) -> bool {
         self.is_cut_off.swap(false, Ordering::SeqCst)
     }
@@ -207,7 +207,7 @@ impl Shared {
         self.tell();
     }
 
-    /// The network has gone, for good.
+    /// Reports that the network interface is gone, for good.
     pub fn set_link_down(&self) {
         self.is_link_down.store(true, Ordering::Relaxed);
         self.tell();

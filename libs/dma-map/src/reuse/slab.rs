@@ -10,11 +10,13 @@
 //!     │ └────── owner: hit, reuse(t) ─────────┘                                         │
 //!     └─────────── the thread that took it, after the invalidation: finish ─────────────┘
 //! ```
+//!
 //! *OWNED* slots belong to the owner: they are free, or their mapping has expired and the owner has
 //! not noticed yet. An *IDLE(t)* slot was released at time t and may be taken by any thread. Both
 //! transitions out of IDLE are a compare-and-swap, so exactly one thread gets the mapping: the
 //! owner to map it again, or one thread to tear it down. *EXPIRING* slots belong to the thread that
 //! took them.
+//!
 //! Pairs:
 //! * `publish` stores IDLE with release; `take` acquires it. So the taker sees the range (a relaxed
 //!   store before it) and everything its owner did while the mapping was live, page-table entries

@@ -114,8 +114,8 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// The specification's words, vector by vector: a list of flags instead of words of bits, no early
-/// return.
+/// Model of the specification's text, vector by vector: flags in a list instead of bits in a word,
+/// and no early returns.
 struct Model {
     vectors: usize,
     has_masks: bool,

@@ -1,4 +1,5 @@
-//! Checks and changes of each request (§5.13.6.3 to §5.13.6.6). A refused request changes nothing.
+//! Checks and execution of each request (virtio 1.2 §5.13.6.3 to §5.13.6.6). A refused request
+//! changes nothing.
 
 use guest_mem::SourceId;
 
@@ -10,8 +11,8 @@ use crate::wire::{
 };
 
 impl PvIommu {
-    /// Executes a request, or the part of it that can be refused; returns the mappings that it
-    /// removes, if any.
+    /// Executes the part of a request that can be refused, which is all of it unless mappings are
+    /// to be removed. Returns the scope of the mappings to be removed, if any.
     pub(super) fn carry_out(
         &mut self,
         request: Request,
@@ -66,7 +67,7 @@ impl PvIommu {
         attached.map(|own| own.source).collect()
     }
 
-    /// Renews the generation of all endpoints: the memory that unattached ones reach has changed.
+    /// Advances the generation of all endpoints: the memory that unattached ones reach has changed.
     fn renew_unattached(&mut self) {
         let generation = self.next_generation();
         for own in &mut self.endpoints {
@@ -93,7 +94,7 @@ impl PvIommu {
         match self.domains.get(&domain) {
             Some(there) if there.is_bypass != is_bypass => return Err(Status::Inval),
             Some(_) => {}
-            // One that the endpoint alone is in goes by this.
+            // If the endpoint is the only one in its former domain, that domain ceases to exist.
             None => {
                 let alone = former.and_then(|former| self.domains.get(&former));
                 let goes = usize::from(alone.is_some_and(|own| own.endpoints == 1));
@@ -132,7 +133,7 @@ impl PvIommu {
         Ok(had_access.then_some(RevocationScope::Endpoint(source)))
     }
 
-    /// Takes an endpoint out of its domain, which ceases to exist if it was the last.
+    /// Removes an endpoint from its domain, which ceases to exist if this was its last endpoint.
     fn leave(&mut self, source: SourceId) {
         let generation = self.next_generation();
         let Some(own) = self.endpoints.iter_mut().find(|own| own.source == source) else {
@@ -219,7 +220,7 @@ impl PvIommu {
 /// (§5.13.6.5.2).
 ///
 /// # Errors
-/// The status of a MAP that may not.
+/// The status of a MAP request that may not.
 pub(super) fn check_range(first: u64, last: u64, phys: u64) -> Result<(), Status> {
     let is_aligned = |at: u64| at.is_multiple_of(GRANULE);
     if !is_aligned(first) || !is_aligned(last.wrapping_add(1)) || !is_aligned(phys) {
@@ -228,7 +229,7 @@ pub(super) fn check_range(first: u64, last: u64, phys: u64) -> Result<(), Status
     if first > last {
         return Err(Status::Inval);
     }
-    // Both below 2^64 - 1, so nothing wraps from here on.
+    // Both limits are below 2^64 - 1, so nothing wraps from here on.
     let fits = last <= INPUT_LAST && phys <= PHYS_LAST && last - first <= PHYS_LAST - phys;
     if !fits {
         return Err(Status::Range);

@@ -1,4 +1,5 @@
-//! Execution of requests in order, and revocation of accesses in flight: see the parent's head.
+//! Execution of requests in order, and revocation of accesses in flight. See the documentation of
+//! the parent module.
 
 use guest_mem::{Access, Budget, DrainTimer, LeaseId, LeaseRecord, Leases, Part, SourceId};
 use machine::{Command, CommandId, CommandResult, UnitEvent, UnitSink};
@@ -7,29 +8,29 @@ use super::access::look;
 use super::{Endpoint, PvIommu, RevocationScope};
 use crate::wire::Request;
 
-/// Work of one call, in estimated ns.
+/// Budget of one call, in estimated ns.
 pub(super) const BUDGET: u64 = 20_000;
-/// Cost of a request, in ns.
+/// Estimated cost of a request, in ns.
 const REQUEST: u64 = 100;
-/// Cost of a lookup of a mapping, in ns.
+/// Estimated cost of a lookup of a mapping, in ns.
 const LOOKUP: u64 = 30;
-/// Cost of the removal of a mapping, in ns.
+/// Estimated cost of the removal of a mapping, in ns.
 pub(super) const REMOVE: u64 = 60;
-/// Mappings that are removed between two checks of the budget.
+/// Number of mappings that are removed between two checks of the budget.
 pub(super) const CHUNK: usize = 32;
 
-/// A revocation under way.
+/// A request that revokes access and is in progress.
 #[derive(Debug)]
 pub(super) struct Revocation {
     id: CommandId,
     taken: RevocationScope,
-    /// Its mappings are gone.
+    /// Its mappings have been removed.
     is_removed: bool,
     /// Leases that it waits for.
     leases: Vec<LeaseId>,
 }
 
-/// A request that waits.
+/// A request whose mappings are removed, and that waits for the end of leases.
 #[derive(Debug)]
 pub(super) struct Waiting {
     id: CommandId,
@@ -38,8 +39,8 @@ pub(super) struct Waiting {
 }
 
 impl PvIommu {
-    /// Begins a request, at once if none is before it. Behind others it waits for the next poll:
-    /// they have spent the budget of a sweep, and the guest controls their number.
+    /// Begins a request, at once if none precedes it. If others do, it waits for the next poll:
+    /// they have used up the budget of a sweep, and the guest controls their number.
     pub(super) fn begin(&mut self, command: Command<Request>, now: u64, sink: &mut impl UnitSink) {
         let is_first = self.under_way.is_none() && self.queue.is_empty();
         self.queue.push_back(command);
@@ -50,7 +51,8 @@ impl PvIommu {
         }
     }
 
-    /// Continues the work under way, and answers requests that have ended. Returns whether work is
+    /// Continues the work in progress, and answers requests that have ended. Returns whether work
+    /// is
     /// left or a request was answered.
     pub(super) fn step(&mut self, now: u64, sink: &mut impl UnitSink) -> bool {
         if self.is_at_work() {
@@ -132,7 +134,7 @@ impl PvIommu {
         None
     }
 
-    /// Removes the mappings that are taken away, as the budget lasts; whether they are gone.
+    /// Removes the mappings of `taken` while the budget lasts. Returns whether all are removed.
     fn remove(&mut self, taken: RevocationScope, budget: &mut Budget) -> bool {
         let RevocationScope::Pages {
             domain,
@@ -161,7 +163,7 @@ impl PvIommu {
         }
     }
 
-    /// Frees the mappings of removed domains.
+    /// Frees the mappings of removed domains while the budget lasts.
     fn free(&mut self, budget: &mut Budget) {
         while !budget.is_spent()
             && let Some(mappings) = self.freed.last_mut()
@@ -182,8 +184,8 @@ impl PvIommu {
         if self.leases.stale() == 0 {
             return;
         }
-        // Leases that an earlier revocation found stale are not rechecked, and this one waits for
-        // them, too.
+        // Leases that an earlier revocation found stale are not rechecked. This one waits for them,
+        // too.
         let overlaps = |lease: &LeaseRecord| {
             let last = lease.iova.raw() + u64::from(lease.len - 1);
             range.is_none_or(|(from, to)| lease.iova <= to && from.raw() <= last)
@@ -197,7 +199,8 @@ impl PvIommu {
         }
     }
 
-    /// Finds the leases that became stale, as the budget lasts; returns whether all were checked.
+    /// Finds the leases that became stale, while the budget lasts. Returns whether all were
+    /// checked.
     fn recheck(&mut self, revocation: &mut Revocation, budget: &mut Budget) -> bool {
         let taken = revocation.taken;
         let Self {
@@ -236,11 +239,11 @@ impl PvIommu {
             Ok(true)
         };
         let answer = leases.recheck(budget, |source| concerns(endpoints, taken, source), holds);
-        // No memory is accessed, so none can be absent.
+        // No guest memory is accessed, so none can be absent.
         answer.unwrap_or(true)
     }
 
-    /// Answers requests whose leases have ended.
+    /// Answers requests whose leases have ended. Returns whether there were any.
     fn answer(&mut self, now: u64, sink: &mut impl UnitSink) -> bool {
         if self.holds != 0 {
             return false;
@@ -276,7 +279,7 @@ impl PvIommu {
     }
 }
 
-/// Whether accesses of `source` may be concerned.
+/// Whether the revocation may affect accesses of `source`.
 fn concerns(endpoints: &[Endpoint], taken: RevocationScope, source: SourceId) -> bool {
     match taken {
         RevocationScope::Pages { domain, .. } => endpoints

@@ -1,9 +1,9 @@
-//! Interface for measurements: reads and writes that the swapper avoids, and that a control does
-//! not.
+//! Policy about reads and writes that the swapper can avoid. Measurements replace it, to compare
+//! with a swapper that does not avoid them.
 //!
-//! A measurement program supplies another policy than [`AvoidAll`], to count avoided operations:
-//! [`Counts`](super::Counts) counts them, whichever policy decided. No policy can lose content:
-//! either answer of each function is right for the guest.
+//! A measurement program supplies another policy than [`AvoidAll`]; [`Counts`](super::Counts)
+//! counts the avoidable operations under either. No policy can lose content: both results of each
+//! function are correct for the guest.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ use std::fmt;
 pub enum FaultOrigin {
     /// A fault of a vCPU.
     Vcpu,
-    /// An access of a device, or a disk's request.
+    /// An access of a device, or a disk request.
     Device,
 }
 

@@ -37,7 +37,7 @@ fn lacking_features_are_listed_in_order_and_untested_ones_are_not() {
     assert_eq!(none.lacks().count(), 0);
 }
 
-/// Every kernel has an answer, and a test that could not be made has a reason.
+/// On every kernel each lacking feature has a description and a remedy.
 #[test]
 fn this_kernel_has_it_all_or_says_what_it_lacks() {
     let facts = Facts::probe();

@@ -1,5 +1,5 @@
-//! A device whose rings the host's kernel serves (vhost of Linux, `include/uapi/linux/vhost.h`),
-//! seen from the thread that talks to it.
+//! A device whose rings the host's kernel serves (vhost of Linux, `include/uapi/linux/vhost.h`), as
+//! seen by the link thread, which makes the calls to vhost.
 //!
 //! ```text
 //! guest's driver ── rings ──────────────────────────────▶ vhost's thread in the kernel ── TAP interface
@@ -9,28 +9,26 @@
 //! vhost ─ MISS, read ─▶ this thread ─ question ─▶ owner ─ entry ─▶ this thread ─ UPDATE, written ─▶ vhost
 //! ```
 //! The owner's part is the same as for a back end behind a socket:
-//! [`Exchange`](crate::exchange::Exchange) with its one order,
-//! [`Follower`](crate::follow::Follower), [`Shared`]. What differs is here, and is less: a call has
-//! ended when it returns, so that nothing is awaited; the kernel does not die, so that rings go on
-//! where a stop has left them.
+//! [`Exchange`](crate::exchange::Exchange) with its single order of messages,
+//! [`Follower`](crate::follow::Follower), [`Shared`]. Only two things differ here. A call has
+//! completed when it returns, so no answer is awaited; and the kernel does not die, so rings
+//! continue where a stop left them.
 //!
-//! **Calls may wait**, for the kernel's own locks and for a frame under way; so they are made here
-//! and not by the owner. One that does not return holds this thread, and what waits for it is given
-//! up by the owner (a stop at the machine's end, a hold at its limit).
+//! **Calls may wait**, for the kernel's locks and for a frame being processed; so they are made by
+//! this thread and not by the owner. A call that does not return blocks this thread, and the owner
+//! stops waiting for it (for a stop at the machine's end, for a hold at its limit).
+//! **An invalidation** is complete when its write returns: the kernel looks up an address, uses it
+//! and forgets it under one lock, which the write takes, too. (With `experimental_zcopytx=1`, which
+//! is off by default in all kernels, it would keep pages of frames in flight.)
 //!
-//! **An invalidation** is done when its write returns: the kernel looks up an address, uses it and
-//! forgets it under one lock, which the write takes too. (With `experimental_zcopytx=1`, which is
-//! off in all kernels by default, it would keep pages of frames under way.)
+//! **A miss without a mapping** cannot be refused in this protocol: the kernel would keep the miss
+//! for ever, and repeat it for each doorbell. So the rings are stopped, the miss is ended
+//! ([`KernelBackEnd::refuse`]), and the device needs a reset: its ring is at a buffer that it may
+//! not access. The same follows if the kernel finds that an entry does not allow an access.
 //!
-//! **A miss without a mapping** cannot be refused in this protocol: the kernel would keep the
-//! question for ever, and ask once more for each doorbell. So the rings are stopped, the question
-//! is ended ([`KernelBackEnd::refuse`]), and the device needs a reset: its ring stands at a buffer
-//! that it may not access. The same follows where the kernel itself finds that an entry does not
-//! allow an access.
 //!
-//! **A call that fails** which takes something away from the kernel (a stop, an invalidation) is
-//! followed by the close of its descriptor, which ends all use of memory. The device is then of no
-//! more use.
+//! **If a call fails that revokes access** (a stop, an invalidation), the kernel's descriptor is
+//! closed, which ends all use of memory. The device cannot be used after that.
 
 mod active;
 
@@ -56,7 +54,7 @@ use active::Active;
 /// Interval between checks that the interface exists, while its rings are served.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// A split ring, as the kernel is given it.
+/// A split ring, as it is described to the kernel.
 #[derive(Clone, Copy, Debug)]
 pub struct KernelRing<'a> {
     /// Number of the queue.
@@ -65,50 +63,51 @@ pub struct KernelRing<'a> {
     pub size: u16,
     /// Index of the next entry of the available ring to be taken.
     pub base: u16,
-    /// Descriptor table: as the driver says, so a guest-physical address where there is no IOMMU.
+    /// Descriptor table: the driver's address, which is guest-physical if there is no IOMMU.
     pub desc: Iova,
     /// Available ring, likewise.
     pub avail: Iova,
     /// Used ring, likewise.
     pub used: Iova,
-    /// Signalled by the driver.
+    /// Eventfd that the driver signals.
     pub kick: BorrowedFd<'a>,
-    /// Interrupts the driver.
+    /// Eventfd that interrupts the driver.
     pub call: BorrowedFd<'a>,
-    /// Signalled where the ring makes no sense.
+    /// Eventfd that the kernel signals if the ring is malformed.
     pub err: BorrowedFd<'a>,
 }
 
-/// A network device of the kernel's vhost, of one pair of queues, and the guest memory that it was
-/// given. Calls may wait for the kernel. When it is dropped nothing of it accesses memory any more.
+/// A network device of the kernel's vhost with one queue pair, and the guest memory that was
+/// described to it. Calls may wait for the kernel. Once it is dropped, it accesses no memory any
+/// more.
 pub trait KernelBackEnd: Send {
-    /// Features that it has for a driver: those of rings and those of frames.
+    /// Features that it can offer to a driver: those of rings and those of frames.
     fn features(&self) -> u64;
 
-    /// The driver has accepted these; a subset of [`features`](Self::features). No ring is served
-    /// then. The IOTLB is empty after it.
+    /// Sets the features that the driver has accepted, a subset of [`features`](Self::features).
+    /// Called while no ring is served. Empties the IOTLB.
     ///
     /// # Errors
     /// The kernel's.
     fn set_features(&mut self, features: u64) -> Result<(), ImportError>;
 
-    /// Serves a ring.
+    /// Starts to serve a ring.
     ///
     /// # Errors
     /// The ring does not lie in memory, or the kernel cannot access it.
     fn start_ring(&mut self, ring: &KernelRing<'_>) -> Result<(), ImportError>;
 
-    /// Stops a ring, also one that was not started; the index of the next entry that would have
-    /// been taken.
+    /// Stops a ring, also one that was not started. Returns the index of the next entry that would
+    /// have been taken.
     ///
     /// # Errors
-    /// The kernel's; it may go on.
+    /// The kernel's error; it may still serve the ring.
     fn stop_ring(&mut self, index: u16) -> Result<u16, ImportError>;
 
-    /// `range` goes to memory at `gpa`.
+    /// Adds an entry: `range` translates to memory at `gpa`.
     ///
     /// # Errors
-    /// The kernel's, or that is no memory.
+    /// The kernel's error, or there is no memory at `gpa`.
     fn update(
         &mut self,
         range: IotlbRange,
@@ -116,39 +115,39 @@ pub trait KernelBackEnd: Send {
         access: IotlbAccess,
     ) -> Result<(), ImportError>;
 
-    /// Forgets all entries in `range`. No access by them is under way when it returns.
+    /// Removes all entries in `range`. No access through them is in progress when it returns.
     ///
     /// # Errors
-    /// The kernel's; it may go on using them.
+    /// The kernel's error; it may still use them.
     fn invalidate(&mut self, range: IotlbRange) -> Result<(), ImportError>;
 
-    /// Ends a miss for which there is no mapping. No ring is served then.
+    /// Ends a miss for which there is no mapping. Called while no ring is served.
     ///
     /// # Errors
-    /// As of [`invalidate`](Self::invalidate).
+    /// As for [`invalidate`](Self::invalidate).
     fn refuse(&mut self, iova: u64) -> Result<(), ImportError>;
 
     /// Takes the next miss, without waiting: its IOVA and the access wanted.
     ///
     /// # Errors
-    /// The kernel's, or it asks something else.
+    /// The kernel's error, or a request that is no miss.
     fn take_miss(&mut self) -> Result<Option<(u64, IotlbAccess)>, ImportError>;
 
-    /// Readable when there is a miss.
+    /// Returns the descriptor that is readable when there is a miss.
     fn requests(&self) -> BorrowedFd<'_>;
 
-    /// Its interface has been deleted.
+    /// Whether its interface has been deleted.
     fn is_gone(&self) -> bool;
 }
 
-/// Features that the guest is offered.
+/// Features that the guest is offered, and those of the back end.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Offer {
     /// Features of the device.
     pub features: u64,
-    /// Those of them that the back end has.
+    /// Features that the back end has, too.
     known: u64,
-    /// Features that are acknowledged to the back end whatever the driver has accepted.
+    /// Features that the back end always gets, whatever the driver has accepted.
     forced: u64,
     has_iommu: bool,
 }
@@ -171,7 +170,7 @@ impl Offer {
             }
             _ => {
                 return Ok(Self {
-                    // One pair.
+                    // Two rings: one queue pair.
                     features: theirs & class.features() | class.own_features(2) | forced,
                     known: theirs & (class.features() | forced),
                     forced,
@@ -186,7 +185,7 @@ impl Offer {
 /// See the module's head.
 pub(crate) struct KernelLink<B> {
     name: String,
-    /// None: it was closed.
+    /// `None` once it was closed.
     back_end: Option<B>,
     offer: Offer,
     shared: Arc<Shared>,
@@ -194,8 +193,8 @@ pub(crate) struct KernelLink<B> {
     active: Option<Active>,
     /// Number of the last question about the rings.
     question: u64,
-    /// Misses that the owner is asked about, with their numbers. A ring waits for one at a time,
-    /// and asks again for each doorbell.
+    /// Misses that the owner was asked about, with their numbers. A ring has at most one at a time,
+    /// which it repeats for each doorbell.
     misses: VecDeque<(u64, (u64, IotlbAccess))>,
     next_miss: u64,
     is_gone: bool,
@@ -204,7 +203,7 @@ pub(crate) struct KernelLink<B> {
 impl<B: KernelBackEnd> KernelLink<B> {
     pub fn new(name: String, back_end: B, offer: Offer, shared: Arc<Shared>, fds: RingFds) -> Self {
         if offer.has_iommu {
-            // Its only one: the kernel does not go away.
+            // The only session: the kernel does not go away.
             shared.exchange.begin(1);
         }
         Self {
@@ -221,7 +220,7 @@ impl<B: KernelBackEnd> KernelLink<B> {
         }
     }
 
-    /// Carries orders out until [`Shared::end`].
+    /// Executes commands until [`Shared::end`].
     pub fn run(mut self) {
         while !self.shared.is_over() {
             self.look_for_cut_off();
@@ -238,7 +237,7 @@ impl<B: KernelBackEnd> KernelLink<B> {
         }
     }
 
-    /// A call has taken so long that the owner does not wait any more.
+    /// Fails the device if a call took so long that the owner has stopped waiting for it.
     fn look_for_cut_off(&mut self) {
         if self.shared.take_cut_off() {
             self.fail("it has not forgotten revoked mappings in time");
@@ -255,7 +254,7 @@ impl<B: KernelBackEnd> KernelLink<B> {
                 if let Some(active) = &mut self.active {
                     active.is_wanted = false;
                 }
-                // An answer about rings that are not to be started now.
+                // An answer to an earlier question is about rings that must not start now.
                 self.question += 1;
                 self.stop();
             }
@@ -265,7 +264,7 @@ impl<B: KernelBackEnd> KernelLink<B> {
                     self.start();
                 }
             }
-            // It has one.
+            // There is one pair.
             LinkCommand::Pairs(_) => {}
             LinkCommand::Forget => {
                 self.stop();
@@ -274,8 +273,8 @@ impl<B: KernelBackEnd> KernelLink<B> {
         }
     }
 
-    /// Starts the rings. Behind an IOMMU the kernel must have entries for them first, which only
-    /// the owner can give.
+    /// Starts the rings. Behind an IOMMU the kernel must first have entries for them, which only
+    /// the owner can provide.
     fn start(&mut self) {
         let Some(active) = self.active.as_mut().filter(|active| active.is_startable()) else {
             return;
@@ -306,7 +305,7 @@ impl<B: KernelBackEnd> KernelLink<B> {
         let Some(back_end) = &mut self.back_end else {
             return;
         };
-        // An error signalled before was about rings that are gone.
+        // An error signalled before this was about former rings.
         sidecore::drain_eventfd(self.fds.err.as_fd());
         if let Err(error) = active.start(back_end, &self.fds) {
             self.fail(&chain(&error));
@@ -322,7 +321,7 @@ impl<B: KernelBackEnd> KernelLink<B> {
         }
         let misses = self.misses.drain(..);
         let stopped = active.stop(back_end).and_then(|()| {
-            // The owner's answers are about rings that are gone; the kernel's questions would stay.
+            // The owner's answers would be about former rings. The kernel's misses would remain.
             misses
                 .map(|(_, miss)| back_end.refuse(miss.0))
                 .try_for_each(|ended| ended)
@@ -332,8 +331,8 @@ impl<B: KernelBackEnd> KernelLink<B> {
         }
     }
 
-    /// Closes the kernel's descriptor, since the kernel may still use memory that it was to
-    /// release: the close ends all use.
+    /// Closes the kernel's descriptor. The kernel may still use memory that it was to release, and
+    /// the close ends all use.
     fn close(&mut self, why: &str) {
         self.back_end = None;
         if let Some(active) = &mut self.active {
@@ -346,7 +345,7 @@ impl<B: KernelBackEnd> KernelLink<B> {
         self.fail(why);
     }
 
-    /// The device needs a reset.
+    /// Stops the rings, and reports that the device needs a reset.
     fn fail(&mut self, why: &str) {
         self.stop();
         if let Some(active) = &mut self.active
@@ -357,7 +356,7 @@ impl<B: KernelBackEnd> KernelLink<B> {
         }
     }
 
-    /// Carries out the owner's commands about the kernel's IOTLB.
+    /// Executes the owner's commands about the kernel's IOTLB.
     fn obey_commands(&mut self) {
         while let Some(back_end) = &mut self.back_end
             && let Some(command) = self.shared.exchange.take_command()
@@ -375,14 +374,14 @@ impl<B: KernelBackEnd> KernelLink<B> {
                     if let Err(error) = forgotten {
                         self.close(&chain(&error));
                     }
-                    // Forgotten, or closed.
+                    // The entries are removed, or the descriptor is closed.
                     if let Some(hold) = hold {
                         self.shared.exchange.release(hold);
                         self.shared.tell();
                     }
                 }
                 Command::Refuse { miss } => self.refuse(miss),
-                // Of several questions the last counts, and a stop is behind all of them.
+                // Only the answer to the last question counts; a stop advances its number.
                 Command::Rings { number, .. } if number == self.question => self.start_rings(),
                 Command::Rings { .. } => {}
             }
@@ -417,7 +416,7 @@ impl<B: KernelBackEnd> KernelLink<B> {
             };
             match back_end.take_miss() {
                 Ok(None) => break,
-                // An entry answers all that it covers.
+                // A repeated miss: one answer suffices.
                 Ok(Some(miss)) if self.misses.iter().any(|(_, asked)| *asked == miss) => {}
                 Ok(Some((iova, access))) => {
                     let number = self.next_miss;

@@ -1,6 +1,6 @@
-//! The book against a small world that knows the content of every page and block: memory with
-//! mappings and uffd-wp bits, an owner with devices, disks whose requests end later, a store.
-//! Between any two commands the guest acts.
+//! Model test of [`Residency`] in a small world that knows the content of every page and block:
+//! memory with mappings and uffd-wp bits, an owner with devices, disks with asynchronous requests,
+//! a store. Between any two commands the guest acts.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -22,14 +22,14 @@ const BLOCKS: u32 = 192;
 pub(super) const LIMIT: usize = 48;
 pub(super) const SLOTS: usize = 128;
 
-/// Content of a page or block. 0 is zeroes; each store stores a number of its own.
+/// Content of a page or block. 0 means zeroes; each other number is written by one store.
 type Content = u64;
 
 /// Content that the guest must find in a page.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Truth {
     Known(Content),
-    /// A read failed into it: any content, which then must not change.
+    /// A read into the page failed: it has any content, which then must not change.
     Undefined,
 }
 
@@ -38,18 +38,21 @@ enum Truth {
 struct Frame {
     content: Option<Content>,
     is_mapped: bool,
-    /// No processor stored through the guest's mapping since it was write-protected. Outlives the
-    /// mapping and the memory.
+    /// No vCPU has stored through the guest's mapping since it was write-protected. Stays set when
+    /// the mapping and the memory are removed.
     is_clean: bool,
+    /// The owner can access the page.
     is_shown: bool,
-    /// A device stored since it was shown, or since a request of a disk began.
+    /// A device has stored since the page was shown, or since a disk request began.
     is_written: bool,
-    /// A device has had an address to store to since it was shown.
+    /// A device has received an address to store to since the page was shown.
     is_lent_out: bool,
+    /// Number of leases of the page.
     leases: u32,
-    /// Number of accesses under way that are to overwrite all of it. Until they end, its content is
-    /// undefined.
+    /// Number of accesses in progress that are to overwrite the whole page. Until they end, its
+    /// content is undefined.
     lent: u32,
+    /// Content that the guest must find.
     truth: Truth,
 }
 
@@ -62,7 +65,7 @@ impl Frame {
         };
     }
 
-    /// Records that an access that was to overwrite it has ended.
+    /// Records that an access that was to overwrite the page has ended.
     fn is_back(&mut self, is_good: bool) {
         self.lent -= 1;
         self.truth = match (self.lent, is_good, self.content) {
@@ -96,7 +99,7 @@ pub(super) struct World {
     image: Vec<Content>,
     store: Vec<Content>,
     next_content: Content,
-    /// Processors that wait for pages, and whether for a store.
+    /// Pages for which a vCPU waits, and whether it is to store.
     faults: BTreeMap<Page, bool>,
     reading: Vec<(Page, Backing)>,
     writing: Vec<(Page, Slot)>,
@@ -105,33 +108,34 @@ pub(super) struct World {
     questions: VecDeque<Vec<Page>>,
     owner_events: VecDeque<OwnerEvent>,
     tickets: BTreeMap<u64, Vec<(Page, bool)>>,
-    /// Pages that a balloon has discarded. Until it is answered, their content is undefined.
+    /// Pages that a balloon has discarded, by ticket. Until the request is answered, their content
+    /// is undefined.
     offers: BTreeMap<u64, Vec<Page>>,
-    /// Pages that stay until a ticket's access is retried.
+    /// Pages that must stay until the access of a ticket is retried.
     held: Vec<Page>,
-    /// Requests of disks under way.
+    /// Disk requests in progress.
     ops: BTreeMap<u64, DiskOp>,
-    /// Cancelled requests, until the book is notified.
+    /// Cancelled disk requests, until the residency is notified.
     cancelled: BTreeMap<u64, DiskOp>,
     pub(super) cancels: u64,
     next_op: u64,
     next_ticket: u64,
     leases: Vec<Page>,
-    /// Pages of which a processor is about to clear all.
+    /// Pages that a vCPU is about to clear entirely.
     clearing: Vec<Page>,
-    /// Pages that were unmapped recently: candidates for a second chance.
+    /// Pages that were unmapped recently: the guest accesses these more often.
     unmapped: Vec<Page>,
     is_stopped: bool,
-    /// Of 1,000 reads and writes of the store and the image by the pager, number that fail.
+    /// Number of failures in 1,000 reads and writes of the store and the image by the pager.
     pub(super) failing: u64,
     pub(super) events: u64,
     limit: usize,
-    /// Largest number of pages since it was last idle.
+    /// Largest limit since the world was last idle.
     highest: usize,
     is_resting: bool,
-    /// Scans and punches as a naive pager would, without unmapping first.
+    /// The pager scans and punches holes without unmapping first. The test must detect that.
     pub(super) is_naive: bool,
-    /// As a naive owner would, forgets that an address was lent out for stores.
+    /// The owner forgets that an address was lent out for stores. The test must detect that.
     pub(super) forgets_lent: bool,
 }
 
@@ -200,13 +204,13 @@ impl World {
         {
             return page;
         }
-        // Accesses to a page that the owner is being asked for affect its answer.
+        // Access a page that the owner is being asked about: this affects the answer.
         if self.random.chance(0.1)
             && let Some(asked) = self.questions.front()
         {
             return asked[self.random.below(asked.len() as u64) as usize];
         }
-        // Some pages are hot.
+        // Some pages are accessed more often.
         let end = if self.random.chance(0.5) {
             PAGES / 4
         } else {
@@ -263,7 +267,7 @@ impl World {
     }
 
     pub(super) fn run(&mut self, events: u64) -> Checked {
-        // A kernel has been loaded.
+        // Pages into which a kernel was loaded before the start.
         for number in 0..LIMIT as u32 {
             let content = self.fresh();
             let frame = self.frame(Page(number));
@@ -303,7 +307,7 @@ impl World {
         self.rest()
     }
 
-    /// Lets everything that was begun end; the guest does nothing new.
+    /// Completes everything that was begun; the guest does nothing new.
     fn rest(&mut self) -> Checked {
         self.is_resting = true;
         let rested = self.come_to_rest();
