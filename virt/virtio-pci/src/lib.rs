@@ -1,5 +1,5 @@
-//! Virtio over PCI, modern interface (Virtio 1.2, §4.1): registers, MSI-X, and the function that
-//! joins them to a device.
+//! Virtio over PCI, modern interface (Virtio 1.2, §4.1): registers, MSI-X, and the PCI function
+//! that connects them to a device.
 //!
 //! * [`common`]: the common configuration structure. [`config`]: configuration space with its
 //!   capabilities.

@@ -1,4 +1,4 @@
-//! A queue as its driver set it up, and the feature bits that every device treats alike.
+//! Configuration of a queue by its driver, and the feature bits that all devices treat alike.
 
 use address::Iova;
 
@@ -20,8 +20,8 @@ pub mod feature {
     pub const COMMON: u64 = INDIRECT_DESC | EVENT_IDX | VERSION_1 | ACCESS_PLATFORM;
 }
 
-/// One queue as the driver has set it up; in packed rings `avail` is the driver's event suppression
-/// structure and `used` the device's.
+/// Configuration of one queue. In packed rings `avail` is the driver's event suppression structure
+/// and `used` the device's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueConfig {
     /// Queue number.

@@ -1,16 +1,17 @@
-//! A split queue of a device that polls, and ends each request before it takes the next.
+//! A split queue of a device that polls, and completes each request before it takes the next.
 //!
 //! ```text
 //!   next ─▶ a chain, copied and checked ── the device ─▶ complete
 //!   complete ─▶ used element, index ─▶ is an interrupt wanted?
 //! ```
-//! One chain is out at a time, so nothing is journalled, replayed or reordered, and no heap is
-//! needed. Memory is a [`Memory`]: each access is checked by it, and copied once.
+//! At most one chain is in flight, so nothing is journalled, replayed or reordered, and no heap is
+//! needed. Memory is a [`Memory`], which checks each access; data are copied once.
 //!
-//! Notifications: with EVENT_IDX `avail_event` is left behind, without it NO_NOTIFY is set
-//! ([`start`](PolledQueue::start)). A polling device needs none.
+//! Doorbells are suppressed ([`start`](PolledQueue::start)), since a polling device needs none:
+//! with EVENT_IDX `avail_event` is never advanced, without it NO_NOTIFY is set.
 //!
-//! A queue that has stopped only returns [`QueueStop`] again: it is made anew after a reset.
+//! A queue that has stopped returns [`QueueStop`] from each call. After a reset a new one is
+//! created.
 
 use core::sync::atomic::{Ordering, fence};
 
@@ -25,13 +26,13 @@ pub trait Memory {
     /// Copies guest memory into `buf`.
     ///
     /// # Errors
-    /// Not all of the range is the guest's.
+    /// Some of the range is not the guest's memory.
     fn read(&self, at: Iova, buf: &mut [u8]) -> Result<(), OutOfReach>;
 
     /// Copies `buf` into guest memory.
     ///
     /// # Errors
-    /// As [`read`](Self::read); nothing has been written then.
+    /// As for [`read`](Self::read); nothing has been written then.
     fn write(&self, at: Iova, buf: &[u8]) -> Result<(), OutOfReach>;
 
     /// Loads an aligned word with acquire ordering: if it sees a store of the driver, the driver's
@@ -53,7 +54,7 @@ pub trait Memory {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OutOfReach(pub Iova);
 
-/// End of a queue: only a reset of the device makes another.
+/// Reason why a queue has stopped, until the device is reset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QueueStop {
     /// The ring, or a buffer that it names, does not lie in the guest's memory.
@@ -85,8 +86,8 @@ impl core::fmt::Display for QueueStop {
     }
 }
 
-/// A checked chain of at most `N` segments: readable ones, then writable ones. Reused from chain to
-/// chain.
+/// A checked chain of at most `N` segments: readable ones, then writable ones. It is reused for
+/// each chain.
 #[derive(Clone, Debug)]
 pub struct FixedChain<const N: usize> {
     head: u16,
@@ -141,7 +142,7 @@ impl<const N: usize> FixedChain<N> {
     /// Bytes that the device reads.
     #[must_use]
     pub fn readable_len(&self) -> u32 {
-        // Below 4 GiB: `Sum::check`.
+        // `Sum::check` has found it below 4 GiB.
         self.sum.readable_len() as u32
     }
 
@@ -163,11 +164,11 @@ pub struct PolledQueue {
 }
 
 impl PolledQueue {
-    /// A queue of at most `max` entries as the driver set it up, with the features that it
-    /// accepted.
+    /// Creates a queue of at most `max` entries as the driver configured it, with the features that
+    /// it accepted.
     ///
     /// # Errors
-    /// No memory could hold it so.
+    /// The size or an alignment is invalid.
     pub fn new(config: &QueueConfig, max: u16, features: u64) -> Result<Self, Unfit> {
         let layout = Layout::new(config, max)?;
         let areas = [
@@ -175,7 +176,8 @@ impl PolledQueue {
             (config.avail, layout.avail_len()),
             (config.used, layout.used_len()),
         ];
-        // Every offset below is behind one of these ends, so that sums of addresses do not wrap.
+        // Every offset used below is before one of these ends, so that sums of addresses do not
+        // wrap.
         if areas
             .iter()
             .any(|(base, len)| base.checked_add((*len).into()).is_none())
@@ -191,7 +193,7 @@ impl PolledQueue {
         })
     }
 
-    /// Asks for no doorbells. Before the first [`next`](Self::next).
+    /// Suppresses doorbells. Called before the first [`next`](Self::next).
     ///
     /// # Errors
     /// The ring does not lie in the guest's memory.
@@ -204,8 +206,8 @@ impl PolledQueue {
         stored.map_err(|why| self.stop(why.into()))
     }
 
-    /// Takes the next chain; whether there was one. It has to be [completed](Self::complete) before
-    /// another is taken.
+    /// Takes the next chain. Returns whether there was one. It has to be
+    /// [completed](Self::complete) before another is taken.
     ///
     /// # Errors
     /// The queue stops.
@@ -231,7 +233,7 @@ impl PolledQueue {
         // Acquire: pairs with the driver's barrier between filling the ring and storing
         // `avail.idx`.
         let idx = memory.load_u16(at(avail, IDX))?;
-        // Taken and completed alike, so nothing is outstanding.
+        // Each chain is completed before the next is taken, so none is outstanding.
         if split::available(idx, self.next_avail, size, 0)? == 0 {
             return Ok(false);
         }
@@ -288,8 +290,8 @@ impl PolledQueue {
         // Release: a driver that sees the index sees the element and the buffers' bytes.
         memory.store_u16(at(used, IDX), new)?;
         self.next_used = new;
-        // Pairs with the driver's full barrier between writing its event field (or flags) and
-        // looking at the index once more: either it sees this index, or its wish is seen here.
+        // Pairs with the driver's full barrier between its store to the event field (or flags) and
+        // its re-check of the index: either the driver sees this index, or its store is seen here.
         fence(Ordering::SeqCst);
         Ok(if self.event_idx {
             let event = memory.load_u16(at(avail, RING + 2 * u32::from(size)))?;
@@ -299,20 +301,21 @@ impl PolledQueue {
         })
     }
 
-    /// Stops for good: a fault of the ring's, or one that the device found in a request.
+    /// Stops the queue until a reset, for a fault of the ring or one that the device found in a
+    /// request.
     #[cold]
     pub fn stop(&mut self, why: QueueStop) -> QueueStop {
         *self.stopped.get_or_insert(why)
     }
 
-    /// Reason why it has stopped, if it has.
+    /// Returns the reason why the queue has stopped, if it has.
     #[must_use]
     pub fn stopped(&self) -> Option<QueueStop> {
         self.stopped
     }
 }
 
-/// `offset` in an area whose end [`PolledQueue::new`] has checked.
+/// Returns the address of `offset` in an area whose end [`PolledQueue::new`] has checked.
 fn at(base: Iova, offset: u32) -> Iova {
     base.checked_add(offset.into())
         .expect("an offset within an area that does not wrap")

@@ -1,4 +1,4 @@
-//! The split layout (virtio 1.2 §2.7): where its fields are, and the decisions about its indices.
+//! The split layout (virtio 1.2 §2.7): offsets of its fields, and arithmetic of its indices.
 
 use crate::chain::{DESC_SIZE, Violation};
 use crate::config::QueueConfig;
@@ -15,7 +15,7 @@ pub const IDX: u32 = 2;
 /// Offset of the first entry in both rings.
 pub const RING: u32 = 4;
 
-/// Unsuitable set-up of a split queue.
+/// Reason why the configuration of a split queue is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unfit {
     /// The size is zero, no power of two, or above the device's maximum.
@@ -32,10 +32,10 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// That of a queue of at most `max` entries.
+    /// Checks the configuration of a queue of at most `max` entries, and returns its layout.
     ///
     /// # Errors
-    /// No memory could hold it so.
+    /// The size or an alignment is invalid.
     pub fn new(config: &QueueConfig, max: u16) -> Result<Self, Unfit> {
         let QueueConfig {
             index: _,
@@ -74,11 +74,11 @@ impl Layout {
     }
 }
 
-/// Number of chains between `next_avail` and `idx`, the driver's index as it was read;
-/// `outstanding` ones take up entries too.
+/// Returns the number of chains from `next_avail` up to `idx`, the driver's index as it was read.
+/// `outstanding` chains take up entries, too.
 ///
 /// # Errors
-/// More than the ring has room for.
+/// The number exceeds the free entries of the ring.
 #[inline(always)]
 pub fn available(idx: u16, next_avail: u16, size: u16, outstanding: u16) -> Result<u16, Violation> {
     let count = idx.wrapping_sub(next_avail);
@@ -88,8 +88,8 @@ pub fn available(idx: u16, next_avail: u16, size: u16, outstanding: u16) -> Resu
     Ok(count)
 }
 
-/// Returns whether a driver whose `used_event` is `event` wants an interrupt for the elements from
-/// `old` up to `new` (§2.7.10, `vring_need_event`): whether the index stepped over the event.
+/// Returns whether a driver whose `used_event` is `event` wants an interrupt when the used index
+/// advances from `old` to `new` (§2.7.10, `vring_need_event`): whether the index passes the event.
 #[inline(always)]
 #[must_use]
 pub const fn steps_over(event: u16, old: u16, new: u16) -> bool {

@@ -12,12 +12,12 @@
 //! poll:                                                                              └ seen: complete
 //! ```
 //! A batch ends with one wait descriptor, which stores the ticket's low 32 bits in a status word.
-//! There are as many words as batches can be in flight, one each, so a word identifies the complete
+//! Each of the batches in flight has a status word of its own. So a word identifies the complete
 //! batch in whatever order the unit completes waits, and a poll does not take the lock. Page ranges
-//! become page-selective descriptors of aligned powers of two with IH set, because only leaves have
-//! changed. A domain or global command has no IH: it drops page-walk caches, too, which must happen
-//! before a table page is released ([`flush_tables`](DomainInvalidator::flush_tables) does so for a
-//! range). Reads and writes are drained wherever the unit can.
+//! become page-selective descriptors of aligned powers of two with IH set (only leaves have
+//! changed). A domain or global command has no IH: it drops page-walk caches, too, which must
+//! happen before a table page is released ([`flush_tables`](DomainInvalidator::flush_tables) does
+//! so for a range). Reads and writes are drained if the unit supports that.
 //!
 //! # Failures
 //! Waits are bounded by [`QueueConfig::timeout_ns`]. When the unit reports IQE, ICE or ITE the
@@ -25,10 +25,10 @@
 //! submission turns the queue off and on again. So a mapper keeps the ranges that were not
 //! invalidated, and the next flush that succeeds covers them.
 //!
-//! Threads: any number. Lock: one per queue, held while descriptors are written, never while the
-//! unit works, except when the queue is turned off and on. Cost of a batch: one lock, 16 bytes per
-//! descriptor, one register write; of a poll that returns true: one load of memory; of one that
-//! returns false: a clock, and a register read every [`CHECK_NS`].
+//! Any number of threads may call. There is one lock per queue. It is held while descriptors are
+//! written, and not while the unit works, except when the queue is turned off and on. Cost of a
+//! batch: one lock, 16 bytes per descriptor, one register write. Cost of a poll that returns true:
+//! one load of memory; of one that returns false: a clock, and a register read every [`CHECK_NS`].
 //!
 //! Left out: units in caching mode (they need invalidations after mapping, too), units that do not
 //! read the processor's caches or that need their write buffer flushed ([`EnableError`] reports
@@ -49,22 +49,22 @@ use dma_map::invalidate::{Command, InvalidateError, Invalidator, Ticket};
 use guest_mem::{PhysMem, RegPage};
 use iova::IovaRange;
 
-/// A unit's registers, as a driver reaches them. Accesses are 4 or 8 bytes, aligned.
+/// Registers of a unit as a driver accesses them. Accesses are 4 or 8 bytes, aligned.
 pub trait Registers: Send + Sync {
-    /// Loads 4 bytes. The unit's stores to memory before its change of the register are visible
-    /// afterwards.
+    /// Loads 4 bytes. Stores to memory that the unit made before it changed the register are
+    /// visible afterwards.
     fn read32(&self, offset: u16) -> u32;
 
-    /// An 8-byte load, as [`read32`](Self::read32).
+    /// Loads 8 bytes, with the ordering of [`read32`](Self::read32).
     fn read64(&self, offset: u16) -> u64;
 
-    /// A 4-byte store, ordered after all earlier stores to memory.
+    /// Stores 4 bytes, after all earlier stores to memory.
     fn write32(&self, offset: u16, value: u32);
 
-    /// An 8-byte store, as [`write32`](Self::write32).
+    /// Stores 8 bytes, with the ordering of [`write32`](Self::write32).
     fn write64(&self, offset: u16, value: u64);
 
-    /// Called again and again while the unit is waited for. It may not call the queue.
+    /// Called repeatedly while the queue waits for the unit. It may not call the queue.
     fn pause(&self) {
         std::hint::spin_loop();
     }
@@ -108,18 +108,18 @@ impl<R, M, C> Clone for DomainInvalidator<R, M, C> {
 }
 
 impl<R: Registers, M: PhysMem + Send + Sync, C: Clock> DomainInvalidator<R, M, C> {
-    /// For the domain whose context entries say `did`.
+    /// Creates the invalidator of the domain whose context entries have the domain id `did`.
     pub fn new(queue: Arc<InvalidationQueue<R, M, C>>, did: u16) -> Self {
         Self { queue, did }
     }
 
-    /// The queue.
+    /// Returns the queue of the unit.
     pub fn queue(&self) -> &InvalidationQueue<R, M, C> {
         &self.queue
     }
 
-    /// Makes the unit forget the translations of `range` and every table pointer on the way to them
-    /// (IH clear). Returns when it is done.
+    /// Invalidates the translations of `range` and the cached table pointers that lead to them (IH
+    /// clear). Returns when that is complete.
     ///
     /// # Errors
     /// [`InvalidateError`].
@@ -146,8 +146,8 @@ impl<R: Registers, M: PhysMem + Send + Sync, C: Clock> Invalidator for DomainInv
         self.queue.wait(ticket)
     }
 
-    /// Cores combine their invalidations while the unit works: a batch for all of them needs one
-    /// wait descriptor, one tail and one lock.
+    /// While the unit is not idle, cores combine their invalidations: one batch for all of them
+    /// needs one wait descriptor, one write of the tail and one lock.
     fn is_idle(&self) -> bool {
         self.queue.is_idle()
     }

@@ -1,11 +1,11 @@
-//! Invalidation queue of one unit: space, tickets, completion, errors.
+//! Invalidation queue of one unit: free space, tickets, completion, errors.
 //!
-//! Tickets count up from 1. Ticket *t* has status word *t* mod W, where W, half of the queue's
-//! descriptors, is also the most batches in flight (a batch has at least two descriptors). *t* is
-//! complete when its word holds its low 32 bits: the last ticket of that word was *t* − kW, which
-//! differs. Or when it lies below `reclaimed`: a submitter has seen its word, then given
-//! descriptors and word to later batches. Tickets below `void_below` were in flight when the queue
-//! stopped, or older.
+//! Tickets count up from 1. Ticket *t* has status word *t* mod W, where W is the largest number of
+//! batches in flight: half the number of descriptors, since a batch has at least two. *t* is
+//! complete when its word holds its low 32 bits: an earlier ticket of that word was *t* − kW, which
+//! differs. *t* is also complete when it is below `reclaimed`: a submitter has seen its word, and
+//! then reused the descriptors and the word. Tickets below `void_below` are void: they were in
+//! flight when the queue stopped, or are older.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -36,7 +36,7 @@ const ERRORS: u32 = FaultStatus::new()
     .with_ice(true)
     .with_ite(true)
     .into_bits();
-/// GCMD bits that are levels, at the same places in GSTS; the others act when they are written.
+/// GCMD bits that are levels, at the same positions in GSTS. The others trigger an action.
 const LEVELS: u32 = GlobalCommand::new()
     .with_te(true)
     .with_eafl(true)
@@ -60,7 +60,7 @@ pub struct QueueConfig {
 }
 
 impl QueueConfig {
-    /// One page for the queue, 10 s.
+    /// Creates a configuration with one page for the queue and a timeout of 10 s.
     pub const fn new(queue: Gpa, status: Gpa) -> Self {
         Self {
             queue,
@@ -70,12 +70,12 @@ impl QueueConfig {
         }
     }
 
-    /// Descriptors that the queue has room for.
+    /// Number of descriptors in the queue.
     const fn entries(&self) -> u64 {
         (PAGE_SIZE / DESCRIPTOR_LEN) << self.size
     }
 
-    /// Status words of 4 bytes: 128 for each page of the queue.
+    /// Number of status words of 4 bytes: 128 for each page of the queue.
     pub const fn status_words(&self) -> u64 {
         self.entries() / 2
     }
@@ -113,21 +113,21 @@ pub enum EnableError {
     NoAnswer(#[source] InvalidateError),
 }
 
-/// State of submissions, which submitters change one after the other.
+/// State of submissions, changed by one submitter at a time.
 struct State {
-    /// The next ticket.
+    /// Number of the next ticket.
     next: u64,
-    /// Descriptors written since the queue was turned on, and those of them that are complete.
+    /// Numbers of descriptors written since the queue was turned on, and of those reclaimed.
     written: u64,
     freed: u64,
-    /// By status word: `written` behind the ticket's wait descriptor.
+    /// For each status word: value of `written` after the ticket's wait descriptor.
     ends: Box<[u64]>,
     /// The batch being written.
     batch: Vec<u128>,
     is_stopped: bool,
 }
 
-/// The invalidation queue of one unit, shared by its domains. See the head of the [crate](crate).
+/// The invalidation queue of one unit, shared by its domains. See the [crate documentation](crate).
 pub struct InvalidationQueue<R, M, C> {
     registers: R,
     memory: M,
@@ -135,25 +135,25 @@ pub struct InvalidationQueue<R, M, C> {
     config: QueueConfig,
     encoder: Encoder,
     state: CachePadded<Lock<State>>,
-    /// Tickets below are complete, if they are not void. Written with the lock held.
+    /// Tickets below this are complete, unless they are void. Written with the lock held.
     reclaimed: CachePadded<AtomicU64>,
     /// The last ticket, 0 before the first. Written with the lock held.
     submitted: AtomicU64,
-    /// Tickets below do not count any more. Written with the lock held, before `reclaimed`.
+    /// Tickets below this are void. Written with the lock held, before `reclaimed`.
     void_below: AtomicU64,
-    /// Status that stopped the queue last.
+    /// FSTS bits with which the queue stopped last.
     stopped_with: AtomicU64,
     /// Time of the next read of FSTS, in nanoseconds.
     next_check: AtomicU64,
-    /// By status word: time of the submission of its ticket, in nanoseconds.
+    /// For each status word: time of the submission of its ticket, in nanoseconds.
     submitted_ns: Box<[AtomicU64]>,
 }
 
 impl<R: Registers, M: PhysMem, C: Clock> InvalidationQueue<R, M, C> {
-    /// Turns the queue of a unit on. No other code may submit to it, or write GCMD meanwhile; later
-    /// GCMD may be written through [`with_registers`](Self::with_registers) only. `memory` must be
-    /// the memory that the unit reads, and must not pend; the places that `config` names are used
-    /// by the queue alone.
+    /// Turns the queue of a unit on. No other code may submit to it, nor write GCMD during the
+    /// call; later GCMD may be written through [`with_registers`](Self::with_registers) only.
+    /// `memory` must be the memory that the unit reads, and its accesses must not pend. Only the
+    /// queue may use the addresses in `config`.
     ///
     /// # Errors
     /// [`EnableError`].
@@ -209,14 +209,14 @@ impl<R: Registers, M: PhysMem, C: Clock> InvalidationQueue<R, M, C> {
         Ok(queue)
     }
 
-    /// Calls `f` with the registers while no other thread submits and the queue is not restarted:
-    /// for writes of GCMD.
+    /// Calls `f` with the registers while no other thread submits and the queue is not restarted.
+    /// For writes of GCMD.
     pub fn with_registers<T>(&self, f: impl FnOnce(&R) -> T) -> T {
         let _state = self.state.lock();
         f(&self.registers)
     }
 
-    /// Makes the unit drop all cached entries, including contexts. Returns when it is done.
+    /// Invalidates all cached entries, including contexts. Returns when that is complete.
     ///
     /// # Errors
     /// [`InvalidateError`].
@@ -252,15 +252,15 @@ impl<R: Registers, M: PhysMem, C: Clock> InvalidationQueue<R, M, C> {
         }
     }
 
-    /// Room for the batch and its wait descriptor. A queue whose head is its tail is empty, so one
-    /// place is left free.
+    /// Returns whether there is room for the batch and its wait descriptor. A queue whose head
+    /// equals its tail is empty, so one entry always stays free.
     fn has_room(&self, state: &State) -> bool {
         let free = self.config.entries() - 1 - (state.written - state.freed);
         let in_flight = state.next - self.reclaimed.load(Ordering::Relaxed);
         (state.batch.len() as u64) < free && in_flight < self.config.status_words()
     }
 
-    /// Takes descriptors and status words of completed batches back; whether there were any.
+    /// Reclaims descriptors and status words of completed batches. Returns whether there were any.
     fn reclaim(&self, state: &mut State) -> Result<bool, InvalidateError> {
         let before = self.reclaimed.load(Ordering::Relaxed);
         let mut first = before;
@@ -268,7 +268,7 @@ impl<R: Registers, M: PhysMem, C: Clock> InvalidationQueue<R, M, C> {
             state.freed = state.ends[self.word(first)];
             first += 1;
         }
-        // Release: pairs with `poll`, which has not seen the word itself.
+        // Release: pairs with `poll` in a thread that has not read the status word itself.
         self.reclaimed.store(first, Ordering::Release);
         Ok(first > before)
     }
@@ -292,7 +292,7 @@ impl<R: Registers, M: PhysMem, C: Clock> InvalidationQueue<R, M, C> {
         // Relaxed: read only by threads that have the ticket, which this call returns; passing the
         // ticket on orders this store before their load.
         self.submitted_ns[word].store(self.clock.now(), Ordering::Relaxed);
-        // With the lock held: tails arrive in order. At most 512 KiB.
+        // With the lock held, so tails are written in order. A tail is at most 512 KiB.
         let tail = (written % entries * DESCRIPTOR_LEN) as u32;
         self.registers.write32(IQT, tail);
         // Relaxed: a hint for `is_idle`.
@@ -300,11 +300,12 @@ impl<R: Registers, M: PhysMem, C: Clock> InvalidationQueue<R, M, C> {
         Ok(Ticket(ticket))
     }
 
-    /// Returns whether the unit has done all that was submitted, or cannot any more: the next
-    /// submission then returns the reason.
+    /// Returns whether the unit has completed all batches, or has stopped: then the next submission
+    /// returns the reason.
     pub(super) fn is_idle(&self) -> bool {
         let last = self.submitted.load(Ordering::Relaxed);
-        // The last batch is complete, and was never 0.
+        // The last batch is void, or complete. Before the first, `last` is 0 and below
+        // `void_below`.
         last < self.void_below.load(Ordering::Relaxed)
             || last < self.reclaimed.load(Ordering::Relaxed)
             || self.status(last).is_ok_and(|word| word == last as u32)
@@ -314,15 +315,15 @@ impl<R: Registers, M: PhysMem, C: Clock> InvalidationQueue<R, M, C> {
         (ticket % self.config.status_words()) as usize
     }
 
-    /// The status word of a ticket.
+    /// Loads the status word of a ticket.
     fn status(&self, ticket: u64) -> Result<u32, InvalidateError> {
         let at = Gpa::new(self.config.status.raw() + self.word(ticket) as u64 * 4);
-        // Acquire: if this load sees the word, the unit's earlier work is done.
+        // Acquire: if this load sees the ticket, the unit's earlier stores are visible.
         let pair = self.memory.read_u64(at.align_down(8)).map_err(|_| LOST)?;
         Ok((pair >> (at.offset_in(8) * 8)) as u32)
     }
 
-    /// Whether a batch is complete.
+    /// Returns whether a batch is complete.
     pub(super) fn poll(&self, ticket: Ticket) -> Result<bool, InvalidateError> {
         let ticket = ticket.0;
         if self.status(ticket)? == ticket as u32 {
@@ -348,7 +349,7 @@ impl<R: Registers, M: PhysMem, C: Clock> InvalidationQueue<R, M, C> {
         Ok(false)
     }
 
-    /// Returns when a batch is complete.
+    /// Waits until a batch is complete.
     pub(super) fn wait(&self, ticket: Ticket) -> Result<(), InvalidateError> {
         while !self.poll(ticket)? {
             self.registers.pause();
@@ -366,7 +367,7 @@ impl<R: Registers, M: PhysMem, C: Clock> InvalidationQueue<R, M, C> {
             return Ok(());
         }
         let mut state = self.state.lock();
-        // Again: another thread may have cleared it and started the queue anew.
+        // Read again: another thread may have cleared the errors and restarted the queue.
         let status = u64::from(self.registers.read32(FSTS) & ERRORS);
         if status == 0 {
             return Ok(());
@@ -377,13 +378,14 @@ impl<R: Registers, M: PhysMem, C: Clock> InvalidationQueue<R, M, C> {
         Err(InvalidateError::Stopped { status })
     }
 
-    /// Turns the queue off, if it is on, and on. Void tickets stay void. The caller holds the lock.
+    /// Turns the queue off, if it is on, and on again. Void tickets stay void. The caller holds the
+    /// lock.
     fn restart(&self, state: &mut State) -> Result<(), InvalidateError> {
         self.switch(false)?;
         let errors = self.registers.read32(FSTS) & ERRORS;
         if errors != 0 {
-            // RW1C. Before QIE is set: a thread that reads QIES as set then reads the status as
-            // cleared.
+            // RW1C. Cleared before QIE is set, so a thread that reads QIES as set reads these as
+            // clear.
             self.registers.write32(FSTS, errors);
         }
         let address = QueueAddress::new()
@@ -422,11 +424,11 @@ const LOST: InvalidateError = InvalidateError::Stopped {
     status: MEMORY_LOST,
 };
 
-/// Writes zeroes to all of queue and status words: whether they are in memory.
+/// Writes zeroes to the queue and the status words. Returns whether all of them are in memory.
 fn is_memory(memory: &impl PhysMem, config: &QueueConfig) -> bool {
     let clear = |from: Gpa, bytes: u64| {
         let zeroes = vec![0; bytes as usize];
-        // Whole pairs of words are read.
+        // `status` reads aligned pairs of words.
         memory.write(from, &zeroes).is_ok()
             && memory.read_u64(from.align_down(8)).is_ok()
             && from

@@ -1,9 +1,9 @@
 //! Measured cost of arming and disarming a register page on this host.
 //!
-//! It depends on the host's kernel (an SRCU grace period, a TLB shoot-down) and differs from host
-//! to host by a factor of 50: 0.2 ms and less natively, 5 to 14 ms in the lab. The idle policy
-//! weighs it against the time a sidecore would sleep, so with a constant it would sleep far too
-//! eagerly on one host and too rarely on the other.
+//! The cost depends on the host's kernel (an SRCU grace period, a TLB shoot-down) and differs from
+//! host to host by a factor of 50: at most 0.2 ms natively, 5 to 14 ms in the lab (an emulated
+//! host). The idle policy weighs it against the time that a sidecore would sleep. With a constant a
+//! sidecore would sleep too often on one host and too rarely on another.
 
 use std::time::Instant;
 
@@ -23,18 +23,18 @@ impl ArmCost {
         }
     }
 
-    /// Begins a measurement.
+    /// Returns the start of a measurement.
     pub(super) fn start() -> Instant {
         Instant::now()
     }
 
-    /// Records that the page was armed, which began at `start`.
+    /// Records that the page was armed, in a call that began at `start`.
     pub(super) fn armed(&mut self, start: Instant) {
         self.armed_ns = elapsed_ns(start);
     }
 
-    /// Records that the page was disarmed, which began at `start`. Each pair has the weight of a
-    /// quarter, so that the effect of one delay of the host decays soon.
+    /// Records that the page was disarmed, in a call that began at `start`. Each pair has the
+    /// weight of a quarter, so that the effect of a single delay of the host decays soon.
     pub(super) fn disarmed(&mut self, start: Instant) {
         let arming = std::mem::take(&mut self.armed_ns);
         self.add(arming.saturating_add(elapsed_ns(start)));

@@ -7,8 +7,8 @@
 //! | logged | read-only | an entry in the hypervisor's log | logging is switched off: writes exit and become messages |
 //! | shared | writable | it is in the page | the page is write-protected by userfaultfd |
 //!
-//! The memory slot and the log are the hypervisor's, which implements [`WriteLog`]. Called on the
-//! owner's thread only.
+//! The memory slot and the log belong to the hypervisor, which implements [`WriteLog`]. All calls
+//! are made on the owner's thread.
 
 mod arm_cost;
 
@@ -28,7 +28,8 @@ use vtd::{AccessLen, Progress, Stats, Unit};
 
 use arm_cost::ArmCost;
 
-/// Entries read from the log at once: KVM's ring holds 169, so one poll or access empties it.
+/// Largest number of entries read from the log at once. KVM's ring holds 169, so one poll or access
+/// empties it.
 const LOG_BATCH: usize = 256;
 
 /// The hypervisor's log of writes to a read-only slot (KVM's coalesced-MMIO ring; in tests a list).
@@ -63,25 +64,25 @@ enum Front {
     },
 }
 
-/// Stores that were blocked at the protected page and have been unblocked, but are not in it yet: a
-/// vCPU needs some time to wake up and to repeat the store. Arming before that would block it once
-/// more, and an owner that sleeps at its first idle sweep would do so repeatedly.
+/// Stores that were blocked by the page's protection and have been unblocked, but have not reached
+/// the page yet: a vCPU needs some time to wake up and to repeat the store. Arming before that
+/// would block it again, and an owner that sleeps at its first idle sweep would do so repeatedly.
 struct Due {
     stores: u64,
     /// The unit's count of register writes before them.
     writes: u64,
-    /// End of the wait for them: a vCPU may be paused, and a store of an equal value is never seen.
-    /// In ns, known from the first poll on.
+    /// End of the wait for them, in ns; set at the first poll. It is needed because a vCPU may be
+    /// paused, and because a store of an unchanged value is not detected.
     until: Option<u64>,
 }
 
 /// Longest wait for due stores, in ns: long compared with the wake-up of a thread, also in the lab.
 const DUE_LIMIT: u64 = 100_000_000;
 
-/// Wake-up of a sleeping owner of a shared page.
+/// Mechanism by which a store to a shared page wakes a sleeping owner.
 enum Gate {
     Watched(WriteGate),
-    /// No userfaultfd on this host: the owner never sleeps.
+    /// This host has no userfaultfd, for this reason: the owner never sleeps.
     Absent(String),
 }
 
@@ -121,13 +122,13 @@ impl<S: UnitSink> vtd::Sink for SinkAdapter<'_, S> {
 }
 
 impl VtdPort {
-    /// A unit whose registers trap.
+    /// Creates a port for a unit whose registers trap.
     pub fn trap(unit: Unit) -> Self {
         Self::with_front(unit, Front::Trap, 0)
     }
 
-    /// A unit behind a page the guest reads, and a log of its writes. `page` becomes a read-only
-    /// slot.
+    /// Creates a port for a unit behind a page that the guest reads, and a log of the guest's
+    /// writes. `page` becomes a read-only slot.
     pub fn logged(unit: Unit, page: RegisterPage, log: Box<dyn WriteLog>) -> Self {
         let front = Logged::enter(&unit, &page);
         let front = Front::Logged {
@@ -137,11 +138,12 @@ impl VtdPort {
             logged: 0,
             is_armed: false,
         };
-        // Two system calls that wait for an SRCU grace period.
+        // Initial cost: two system calls that wait for an SRCU grace period.
         Self::with_front(unit, front, 50_000)
     }
 
-    /// Creates a port for a unit whose page is the guest's memory. `mapping` is that of the slot.
+    /// Creates a port for a unit whose register page is guest memory. `mapping` is that of the
+    /// slot.
     pub fn shared(mut unit: Unit, page: RegisterPage, mapping: Arc<SlotMapping>) -> Self {
         let front = Shared::enter(&mut unit, &page);
         let gate = match WriteGate::new(mapping) {
@@ -155,7 +157,7 @@ impl VtdPort {
             faults: 0,
             due: None,
         };
-        // Protecting and unprotecting the page.
+        // Initial cost: protecting and unprotecting the page.
         Self::with_front(unit, front, 200_000)
     }
 
@@ -179,12 +181,12 @@ impl VtdPort {
         }
     }
 
-    /// The unit's counters.
+    /// Returns the unit's counters.
     pub fn stats(&self) -> &Stats {
         self.unit.stats()
     }
 
-    /// Register writes taken from the log: an exit into the kernel each.
+    /// Number of register writes taken from the log. Each is an exit into the kernel.
     pub fn logged_writes(&self) -> u64 {
         match self.front {
             Front::Logged { logged, .. } => logged,
@@ -192,7 +194,7 @@ impl VtdPort {
         }
     }
 
-    /// Stores that met the armed page: an exit each.
+    /// Number of stores blocked by the armed page. Each is an exit.
     pub fn gate_faults(&self) -> u64 {
         match self.front {
             Front::Shared { faults, .. } => faults,
@@ -241,7 +243,7 @@ impl VtdPort {
         taken
     }
 
-    /// Applies a register write that exited. Writes logged before it have been taken.
+    /// Applies a register write that exited. Earlier logged writes have been applied.
     fn write(&mut self, offset: u16, len: AccessLen, value: u64) {
         let Self { unit, front, .. } = self;
         match front {
@@ -303,7 +305,7 @@ impl VtdPort {
     }
 }
 
-/// A legal register access (VT-d §11.2): 4 or 8 bytes of the page.
+/// Returns offset and length of a legal register access (VT-d §11.2): 4 or 8 bytes of the page.
 fn register(offset: u64, len: u8) -> Option<(u16, AccessLen)> {
     let len = AccessLen::from_bytes(usize::from(len))?;
     Some((u16::try_from(offset).ok()?, len))
@@ -360,7 +362,7 @@ impl UnitControl for VtdPort {
         Ok(())
     }
 
-    /// As measured so far.
+    /// Returns the average measured so far.
     fn arm_cost(&self) -> u64 {
         self.arm_cost.ns()
     }
@@ -376,8 +378,8 @@ impl UnitControl for VtdPort {
     }
 
     fn has_work(&mut self) -> bool {
-        // In addition to the guest's writes: a fault to report to it, or a wait whose last
-        // lease has ended.
+        // In addition to the guest's writes: a fault to report to the guest, or a wait descriptor
+        // whose last lease has ended.
         self.unit.needs_step()
             || match &self.front {
                 Front::Trap => false,
@@ -386,8 +388,8 @@ impl UnitControl for VtdPort {
             }
     }
 
-    /// A wait that nears its drain limit; at once (a moment long past) while a store is due that
-    /// has met the protected page.
+    /// Returns the time of the unit's next deadline, the drain limit of a wait. While stores are
+    /// due, returns 0, which is in the past, so that the owner does not sleep.
     fn deadline(&self) -> Option<u64> {
         match self.front {
             Front::Shared { due: Some(_), .. } => Some(0),
@@ -404,10 +406,11 @@ impl UnitControl for VtdPort {
     }
 }
 
-/// Clears the due stores once they have arrived, or after [`DUE_LIMIT`]; until then yields the CPU
-/// after each check. The kernel tends to put a thread that it wakes on the CPU of its waker, where
-/// it would wait for our time slice to end: on two CPUs with other load, a wake-up took 0.5 to 7 ms
-/// without this and 0.2 to 3 ms with it. On a CPU of its own a sidecore resumes at once.
+/// Clears the due stores once they have reached the page, or after [`DUE_LIMIT`]. Until then yields
+/// the CPU after each check: the kernel tends to put a thread that it wakes on the CPU of its
+/// waker, where it would wait for this thread's time slice to end. On two CPUs with other load, a
+/// wake-up took 0.5 to 7 ms without this and 0.2 to 3 ms with it. On a CPU of its own a sidecore
+/// resumes at once.
 #[cold]
 fn await_stores(due: &mut Option<Due>, unit: &Unit, now: u64) {
     if let Some(pending) = due {

@@ -1,4 +1,4 @@
-//! A store to the protected page, with a thread of this process as the vCPU.
+//! Tests of stores to the protected page, with a thread of this process as the vCPU.
 
 use guest_mem::{Gpa, GuestRam, RegPage, RegisterPage, SlotMapping};
 use vtd::spec::registers::IQT;
@@ -24,9 +24,9 @@ fn wait_readable(fd: RawFd) {
     assert_eq!(unsafe { libc::poll(&mut wanted, 1, 10_000) }, 1);
 }
 
-/// Linux's thread of a vCPU needs some time from the end of the protection to its store. An owner
-/// that protects the page again meanwhile stops it again: a guest whose sidecore slept at its first
-/// idle sweep got through at every 90th try.
+/// A vCPU's thread needs some time from the end of the protection to its store. An owner that
+/// protects the page again in that time blocks it again: a guest whose sidecore slept at its first
+/// idle sweep succeeded at every 90th attempt.
 #[test]
 fn after_a_fault_the_owner_asks_not_to_sleep_until_the_store_has_come() {
     let page = RegisterPage::new().unwrap();
@@ -72,7 +72,7 @@ fn a_store_that_never_comes_is_not_waited_for_for_ever() {
     assert!(due.is_none());
 }
 
-/// Without userfaultfd nothing wakes an owner that sleeps: it may not sleep, and `keeps_awake`
+/// Without userfaultfd nothing wakes a sleeping owner, so it may not sleep, and `keeps_awake`
 /// returns the reason.
 #[test]
 fn an_owner_that_may_never_sleep_knows_why() {

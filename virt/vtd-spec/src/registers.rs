@@ -1,8 +1,8 @@
 //! Registers of a remapping unit, in the order of the specification's register chapter (§11.4).
 //!
 //! Offsets are bytes from the base of the unit's 4 KiB page. Access classes: RO read-only, WO
-//! write-only, RW plain, RW1C a written 1 clears. A field name of the document is kept in lower
-//! case.
+//! write-only, RW read and write, RW1C cleared by writing 1. Field names are those of the
+//! specification, in lower case.
 
 use bitfield_struct::bitfield;
 
@@ -132,7 +132,7 @@ pub struct Capability {
     pub esrtps: bool,
 }
 
-/// Extended Capability (0x010, 64-bit, RO). Fields of scalable mode are left unnamed but for SMTS.
+/// Extended Capability (0x010, 64-bit, RO). Of the fields of scalable mode only SMTS is named.
 #[bitfield(u64)]
 #[derive(PartialEq, Eq)]
 pub struct ExtendedCapability {
@@ -168,13 +168,14 @@ pub struct ExtendedCapability {
     __: u32,
 }
 
-/// Global Command (0x018, 32-bit, WO). SRTP, SFL, WBF and SIRTP are one-shots, the rest levels.
+/// Global Command (0x018, 32-bit, WO). SRTP, SFL, WBF and SIRTP trigger an action; the others are
+/// levels.
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct GlobalCommand {
     #[bits(23)]
     __: u32,
-    /// CFI: let compatibility-format interrupts through.
+    /// CFI: allow compatibility-format interrupts.
     pub cfi: bool,
     /// SIRTP: set interrupt remapping table pointer.
     pub sirtp: bool,
@@ -236,7 +237,7 @@ pub struct ContextCommand {
     /// CAIG: granularity performed; 0 means the request was refused.
     #[bits(2)]
     pub caig: u8,
-    /// CIRG: granularity asked for; see [`Granularity`](crate::invalidate::Granularity).
+    /// CIRG: requested granularity; see [`Granularity`](crate::invalidate::Granularity).
     #[bits(2)]
     pub cirg: u8,
     /// ICC: invalidate; clears when done.
@@ -247,13 +248,13 @@ pub struct ContextCommand {
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct FaultStatus {
-    /// PFO: a fault found no free recording register (RW1C).
+    /// PFO: a fault was lost for lack of a free recording register (RW1C).
     pub pfo: bool,
     /// PPF: some recording register holds a fault (RO, derived).
     pub ppf: bool,
     #[bits(2)]
     __: u8,
-    /// IQE: the invalidation queue met an error and stands still (RW1C).
+    /// IQE: the invalidation queue has stopped at an error (RW1C).
     pub iqe: bool,
     /// ICE: a device answered an invalidation with an error (RW1C).
     pub ice: bool,
@@ -357,7 +358,7 @@ pub struct IotlbInvalidate {
     pub iaig: u8,
     #[bits(1)]
     __: u8,
-    /// IIRG: granularity asked for.
+    /// IIRG: requested granularity.
     #[bits(2)]
     pub iirg: u8,
     #[bits(1)]

@@ -1,4 +1,4 @@
-//! Root, context and second-level entries of legacy mode (§9.1, §9.3, §9.8).
+//! Root, context and second-level entries of legacy mode (VT-d 4.1, §9.1, §9.3, §9.8).
 
 use bitfield_struct::bitfield;
 
@@ -24,21 +24,21 @@ pub struct RootEntry {
     pub rsvd1: u64,
 }
 
-/// Treatment of requests by a context entry (TT).
+/// Translation type (TT) of a context entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TranslationType {
     /// 0: untranslated requests go through the second-level tables.
     SecondLevel,
-    /// 1: as 0, and the device may ask for translations (device TLB).
+    /// 1: as 0, and the device may request translations (device TLB).
     SecondLevelWithAts,
-    /// 2: untranslated requests pass through.
+    /// 2: untranslated requests pass through without translation.
     PassThrough,
     /// 3: reserved.
     Reserved,
 }
 
 impl TranslationType {
-    /// From the two bits of the field.
+    /// Converts from the two bits of the field.
     pub const fn from_bits(bits: u8) -> Self {
         match bits & 3 {
             0 => Self::SecondLevel,
@@ -48,7 +48,7 @@ impl TranslationType {
         }
     }
 
-    /// The two bits of the field.
+    /// Converts to the two bits of the field.
     pub const fn into_bits(self) -> u8 {
         self as u8
     }
@@ -97,7 +97,7 @@ pub struct SlPte {
     /// Ignored.
     #[bits(5)]
     pub ign0: u8,
-    /// PS: a leaf, where it may be one: at level 2 (2 MiB) and 3 (1 GiB). Ignored at level 1,
+    /// PS: the entry is a leaf. Defined at level 2 (2 MiB) and 3 (1 GiB); ignored at level 1,
     /// reserved at level 4.
     pub ps: bool,
     /// Ignored.

@@ -1,12 +1,12 @@
-//! Sizes of an area, and how a request is cut into windows.
+//! Sizes of an area, and division of a request into windows that fit a slot.
 
 use crate::layout::{ANSWER, AT_FOOT_OF_SLOT, AT_RINGS, PAGE, SUBMISSION};
 
-/// Most slots: as many as a queue has entries.
+/// Largest number of slots: as many as a queue has entries.
 pub const MAX_SLOTS: u32 = 1024;
-/// Most bytes of a slot's data.
+/// Largest size of a slot's data, in bytes.
 pub const MAX_DATA: u32 = 4 << 20;
-/// Most bytes of a head, and of a foot.
+/// Largest size of a request's head or foot, in bytes.
 const MAX_ENDS: u32 = AT_FOOT_OF_SLOT as u32;
 /// Alignment, in bytes, of the part of a window that the device writes.
 const ALIGN: u32 = 64;
@@ -20,7 +20,7 @@ pub struct Shape {
     foot: u32,
 }
 
-/// Reason why there is no such area.
+/// Reason why an area of these sizes is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ShapeError {
     /// Number of slots.
@@ -34,31 +34,31 @@ pub enum ShapeError {
     Ends(u32),
 }
 
-/// Bytes of a request between its head and its foot.
+/// Sizes of a request's data, between its head and its foot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
-    /// Those that the device reads.
+    /// Bytes that the device reads.
     pub readable: u32,
-    /// Those that it writes, behind them.
+    /// Bytes that the device writes; they follow those that it reads.
     pub writable: u32,
 }
 
-/// The part of a request that is in a slot: of the row of bytes that the device reads and then
-/// writes, those from `at` on.
+/// The part of a request's data that is in a slot. The data are one sequence: the bytes that the
+/// device reads, then those that it writes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Window {
-    /// Position in the row.
+    /// Position of the window in the sequence.
     pub at: u64,
     /// Bytes that the device reads, from the start of the slot's data on.
     pub readable: u32,
     /// Bytes that it writes, from [`writable_at`](Self::writable_at) on.
     pub writable: u32,
-    /// No window comes behind it.
+    /// It is the request's last window.
     pub is_last: bool,
 }
 
 impl Window {
-    /// Where the bytes that the device writes start in the slot's data.
+    /// Offset in the slot's data of the bytes that the device writes.
     pub fn writable_at(&self) -> u32 {
         writable_at(self.readable)
     }
@@ -68,23 +68,23 @@ impl Window {
         self.at == 0
     }
 
-    /// Position of the window behind it.
+    /// Position of the next window.
     pub fn end(&self) -> u64 {
         self.at + u64::from(self.readable) + u64::from(self.writable)
     }
 }
 
-/// Offset of the written bytes behind so many that are read, at most [`MAX_DATA`].
+/// Offset of the written bytes after `readable` read ones, at most [`MAX_DATA`].
 pub(crate) fn writable_at(readable: u32) -> u32 {
     readable.next_multiple_of(ALIGN)
 }
 
 impl Shape {
-    /// `slots` slots with `data` bytes each, for requests with heads of `head` bytes and feet of
-    /// `foot`.
+    /// Creates sizes for `slots` slots with `data` bytes each, for requests with heads of `head`
+    /// bytes and feet of `foot`.
     ///
     /// # Errors
-    /// A number outside its range.
+    /// A number is outside its range.
     pub fn new(slots: u32, data: u32, head: u32, foot: u32) -> Result<Self, ShapeError> {
         if !slots.is_power_of_two() || slots > MAX_SLOTS {
             return Err(ShapeError::Slots(slots));
@@ -130,8 +130,8 @@ impl Shape {
         (self.at_slot(0) + self.slots as usize * self.slot_len()) as u64
     }
 
-    /// The window of a request at `at`. Windows that the device writes start at multiples of the
-    /// data of a slot behind the bytes that it reads, so whole blocks stay whole.
+    /// Returns the window of a request at `at`. Written bytes are divided at multiples of a slot's
+    /// data size, counted after the read bytes, so that blocks are not divided.
     pub fn window(&self, totals: Totals, at: u64) -> Window {
         let Totals { readable, writable } = totals;
         let (all_read, all) = (
@@ -169,7 +169,7 @@ impl Shape {
         ring + (count % self.slots) as usize * ANSWER
     }
 
-    /// Where slot `slot` starts, with its head.
+    /// Offset in the area of slot `slot`, which starts with the head.
     pub(crate) fn at_slot(&self, slot: u32) -> usize {
         let rings = AT_RINGS + self.slots as usize * (SUBMISSION + ANSWER);
         rings.next_multiple_of(PAGE) + slot as usize * self.slot_len()

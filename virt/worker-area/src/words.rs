@@ -1,4 +1,4 @@
-//! Words of the area, as both sides' code accesses them: in a shared file, or in a model.
+//! Access to the words of an area, for both sides: in a shared file, or in a model for tests.
 
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
@@ -23,8 +23,8 @@ pub trait Words {
     /// One store, with release ordering.
     fn store_u64(&self, at: usize, value: u64);
 
-    /// Orders the stores before it ahead of the loads behind it: SeqCst. Pairs with the other
-    /// side's.
+    /// Full fence (SeqCst): orders earlier stores before later loads. Pairs with the fence of the
+    /// other side.
     fn fence(&self) {
         fence(Ordering::SeqCst);
     }

@@ -1,4 +1,5 @@
-//! The worker's side. It relies on the owner, whose words it checks so far that a mistake ends it.
+//! The worker's side of an area. The worker trusts the owner, but checks its words; a wrong one is
+//! an error that ends the worker.
 
 use std::os::fd::OwnedFd;
 
@@ -13,9 +14,9 @@ use crate::layout::{
 use crate::shape::{Shape, ShapeError, Totals, Window};
 use crate::words::Words;
 
-/// Number of facts that a worker tells at its start.
+/// Number of facts about the device that a worker reports at its start.
 pub const FACTS: usize = 7;
-/// Most bytes of the reason why a worker cannot start.
+/// Largest length of the reason why a worker cannot start, in bytes.
 pub const TEXT_LEN: usize = 1024;
 
 /// Reason why an area cannot be used.
@@ -24,7 +25,7 @@ pub enum OpenError {
     /// It cannot be mapped.
     #[error("the area cannot be mapped")]
     Map(#[source] FileError),
-    /// It is something else, or of another version of this program.
+    /// It is no area, or of another version of this program.
     #[error("no area of this version: magic {magic:#x}, version {version}")]
     Kind {
         /// Its first word.
@@ -35,17 +36,17 @@ pub enum OpenError {
     /// Its sizes are impossible.
     #[error("the area's shape: {0}")]
     Shape(#[from] ShapeError),
-    /// It is shorter than its sizes say.
+    /// It is shorter than its sizes require.
     #[error("an area of {len} bytes, which should have {wanted}")]
     Short {
         /// Its length.
         len: u64,
-        /// That of its shape.
+        /// Length that its sizes require.
         wanted: u64,
     },
 }
 
-/// A mistake of the owner's.
+/// A malformed submission of the owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a submission that does not fit the area: {0:?}")]
 pub struct OwnerError(pub Submission);
@@ -55,9 +56,9 @@ pub struct OwnerError(pub Submission);
 pub struct Submission {
     /// Its slot, below the number of slots.
     pub slot: u32,
-    /// All of the request.
+    /// Sizes of the whole request.
     pub totals: Totals,
-    /// The part that is in the slot.
+    /// Part of the request that is in the slot.
     pub window: Window,
 }
 
@@ -80,25 +81,25 @@ impl Worker<SharedFile> {
         Self::new(SharedFile::open(file, 0, len).map_err(OpenError::Map)?)
     }
 
-    /// The head of a slot's request.
+    /// Returns the head of the request in a slot.
     pub fn head(&self, slot: u32) -> VolatileSlice<'_> {
         let Self { words, shape, .. } = self;
         words.slice(shape.at_slot(slot), shape.head())
     }
 
-    /// The foot.
+    /// Returns the foot of the request in a slot.
     pub fn foot(&self, slot: u32) -> VolatileSlice<'_> {
         let Self { words, shape, .. } = self;
         words.slice(shape.at_foot(slot), shape.foot())
     }
 
-    /// The data.
+    /// Returns the data of a slot.
     pub fn data(&self, slot: u32) -> VolatileSlice<'_> {
         let Self { words, shape, .. } = self;
         words.slice(shape.at_data(slot), shape.data())
     }
 
-    /// Address of byte `at` of a slot's data, for the kernel.
+    /// Returns the host address of byte `at` of a slot's data, for system calls.
     pub fn data_hva(&self, slot: u32, at: u32) -> Hva {
         self.words.hva(self.shape.at_data(slot) + at as usize)
     }
@@ -110,7 +111,7 @@ impl Worker<SharedFile> {
 }
 
 impl<W: Words> Worker<W> {
-    /// Reads the sizes of the area in `words`.
+    /// Opens the area in `words`.
     ///
     /// # Errors
     /// It is no area of this version.
@@ -134,13 +135,13 @@ impl<W: Words> Worker<W> {
         })
     }
 
-    /// Its sizes.
+    /// Returns the sizes of the area.
     pub fn shape(&self) -> &Shape {
         &self.shape
     }
 
-    /// Tells the owner that submissions are taken from now on. The owner's eventfd is to be
-    /// written.
+    /// Reports to the owner that submissions are accepted from now on. The caller then writes the
+    /// owner's eventfd.
     pub fn ready(&self, facts: [u64; FACTS]) {
         for (i, fact) in facts.into_iter().enumerate() {
             self.words.store_u64(AT_FACTS + 8 * i, fact);
@@ -148,8 +149,8 @@ impl<W: Words> Worker<W> {
         self.words.store_u32(AT_STATE, STATE_READY);
     }
 
-    /// Tells the owner why there is no device; cut to [`TEXT_LEN`] bytes. The owner's eventfd is to
-    /// be written.
+    /// Reports to the owner the reason why there is no device, cut to [`TEXT_LEN`] bytes. The
+    /// caller then writes the owner's eventfd.
     pub fn failed(&self, why: &str) {
         let bytes = &why.as_bytes()[..why.len().min(TEXT_LEN)];
         for (i, chunk) in bytes.chunks(8).enumerate() {
@@ -162,17 +163,17 @@ impl<W: Words> Worker<W> {
         self.words.store_u32(AT_STATE, STATE_FAILED);
     }
 
-    /// Features that the driver has accepted, as of the submissions taken so far.
+    /// Returns the features that the driver has accepted, as of the last submission taken.
     pub fn features(&self) -> u64 {
         self.words.load_u64(AT_FEATURES)
     }
 
-    /// Whether [`next_submission`](Self::next_submission) has something to say.
+    /// Whether [`next_submission`](Self::next_submission) would return a submission or an error.
     pub fn has_submissions(&self) -> bool {
         self.words.load_u32(AT_SUBMITTED) != self.taken
     }
 
-    /// Takes a submission.
+    /// Takes the next submission, if there is one.
     ///
     /// # Errors
     /// It does not fit the area.
@@ -207,8 +208,9 @@ impl<W: Words> Worker<W> {
         }
     }
 
-    /// Answers the window in `slot`, of which the first `written` writable bytes are there; and the
-    /// foot, if the request is over.
+    /// Answers the window in `slot`, of which the first `written` writable bytes are valid. If the
+    /// request is over, its foot is valid, too. The answer is visible to the owner after
+    /// [`publish`](Self::publish).
     pub fn answer(&mut self, slot: u32, verdict: Verdict, written: u32) {
         let at = self.shape.at_answer(self.answered);
         self.answered = self.answered.wrapping_add(1);
@@ -220,27 +222,28 @@ impl<W: Words> Worker<W> {
         self.words.store_u64(at + 8, word(written, 0));
     }
 
-    /// Shows the owner what was answered; whether it has to be woken.
+    /// Publishes the answers to the owner. Returns whether the owner has to be woken.
     pub fn publish(&mut self) -> bool {
         if self.published == self.answered {
             return false;
         }
         self.published = self.answered;
         self.words.store_u32(AT_ANSWERED, self.answered);
-        // With that of `Owner::arm`: either this load sees that it sleeps, or it sees the index.
+        // Pairs with the fence of `Owner::arm`: either this load sees that the owner sleeps, or the
+        // owner sees the index.
         self.words.fence();
         self.words.load_u32(AT_OWNER_ASLEEP) != 0
     }
 
-    /// From now on the owner writes the worker's eventfd when it submits. Ask
-    /// [`has_submissions`](Self::has_submissions) before sleeping.
+    /// Requests that the owner write the worker's eventfd when it submits. The caller checks
+    /// [`has_submissions`](Self::has_submissions) after this, before it sleeps.
     pub fn arm(&self) {
         self.words.store_u32(AT_WORKER_ASLEEP, 1);
-        // With that of `Owner::publish`.
+        // Pairs with the fence of `Owner::publish`.
         self.words.fence();
     }
 
-    /// The worker looks by itself again.
+    /// Ends that request: the worker polls again.
     pub fn disarm(&self) {
         self.words.store_u32(AT_WORKER_ASLEEP, 0);
     }

@@ -1,47 +1,47 @@
-//! Split virtqueues: `QueueRegionSplit`.
+//! Inflight tracking of split virtqueues: `QueueRegionSplit` of the vhost-user document.
 
 use super::layout::{check_head, entry, head};
 use super::{RecoverError, Region, State, TrackError, VERSION};
 use crate::backend::RingLayout;
 
-/// Tracks one split ring.
+/// Tracker of the requests in flight of one split ring.
 #[derive(Debug)]
 pub struct Split<R> {
     region: R,
-    /// Of each head.
+    /// State of each head.
     states: Vec<State>,
     /// Heads returned since the last commit, at most one entry per head.
     batch: Vec<u16>,
     last_batch_head: u16,
-    /// The region's `used_idx`: the ring's before the batch.
+    /// `used_idx` of the region: the used ring's index before the batch.
     used_idx: u16,
     /// The document's "global counter".
     counter: u64,
 }
 
-/// State that a predecessor left.
+/// State that an earlier back end process left in the region.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SplitRecovery {
-    /// Heads to be executed again, in the order in which they were taken; they are in flight
-    /// already, so without `begin`. Their descriptors still lie in the table: the driver does not
-    /// touch them until they are used.
+    /// Heads to be executed again, in the order in which they were taken. They are already marked
+    /// as in flight, so [`Split::begin`] is not called for them. Their descriptors are still in the
+    /// table: the driver does not change them until they are used.
     pub heads: Vec<u16>,
-    /// The entry of the available ring to take next, modulo 2^16: what lies before it is used or in
-    /// `heads`. It replaces the base of SET_VRING_BASE, which a front end can only guess after a
-    /// crash.
+    /// Index of the next entry of the available ring to take, modulo 2^16: earlier ones are used,
+    /// or in `heads`. It replaces the base of SET_VRING_BASE, which a front end can only guess
+    /// after a crash.
     pub next_avail: u16,
 }
 
 impl<R: Region> Split<R> {
-    /// Takes over a region, new or left by a predecessor. `desc_num` is the queue size of the
-    /// inflight message, `used_idx` the used ring's `idx` now. No other process may serve the ring
-    /// any more.
+    /// Takes over a region, new or left by an earlier process. `desc_num` is the queue size of the
+    /// inflight message, `used_idx` the current `idx` of the used ring. No other process may serve
+    /// the ring any more.
     ///
     /// A region that was never used (version 0) starts from `used_idx` with nothing in flight. If
     /// the process dies within the call, a repeated call has the same result.
     ///
     /// # Errors
-    /// If the region is too small or its contents impossible. Nothing is stored then.
+    /// The region is too small, or its content is impossible. Nothing is stored then.
     pub fn recover(
         mut region: R,
         desc_num: u16,
@@ -66,7 +66,7 @@ impl<R: Region> Split<R> {
                 ));
             }
         }
-        // The last batch was published, and some of it may not have been forgotten.
+        // The last batch was published, and some of its heads may still be marked as in flight.
         let batch = last_batch(
             &region,
             desc_num,
@@ -100,8 +100,8 @@ impl<R: Region> Split<R> {
         Ok((tracker, recovery))
     }
 
-    /// "When receiving available buffers": `head` was read from the available ring. Called in that
-    /// ring's order, and before the request is executed.
+    /// Step "When receiving available buffers": marks `head`, which was read from the available
+    /// ring, as in flight. Called in that ring's order, and before the request is executed.
     ///
     /// A batch may be open, unless `head` is in it.
     ///
@@ -122,7 +122,7 @@ impl<R: Region> Split<R> {
         Ok(())
     }
 
-    /// "When supplying used buffers", steps 1 to 3: adds `head` to the batch.
+    /// Step "When supplying used buffers", parts 1 to 3: adds `head` to the batch.
     ///
     /// # Errors
     /// A head that is not in flight, or in the batch already.
@@ -143,15 +143,15 @@ impl<R: Region> Split<R> {
         Ok(())
     }
 
-    /// Returns the value to store to the used ring's `idx` for the batch as it is.
+    /// Returns the value to store to the used ring's `idx` for the current batch.
     pub fn used_idx_after(&self) -> u16 {
         // At most one entry per head, which fits.
         self.used_idx.wrapping_add(self.batch.len() as u16)
     }
 
-    /// The last two steps: the used ring's `idx` was stored, as
-    /// [`used_idx_after`](Self::used_idx_after) and with release, so the batch is forgotten.
-    /// Without a batch it does nothing.
+    /// The last two parts of that step, after the used ring's `idx` was stored with release, as
+    /// [`used_idx_after`](Self::used_idx_after) returns it: marks the heads of the batch as not in
+    /// flight. Does nothing without a batch.
     pub fn commit(&mut self) {
         if self.batch.is_empty() {
             return;
@@ -166,7 +166,7 @@ impl<R: Region> Split<R> {
             .store_u16(head!(SplitHead.used_idx), self.used_idx);
     }
 
-    /// Gives the region back as it is.
+    /// Returns the region, unchanged.
     pub fn into_region(self) -> R {
         self.region
     }
@@ -181,7 +181,8 @@ impl<R: Region> Split<R> {
     }
 }
 
-/// Makes a region that was never used; the version, last, makes it one that was.
+/// Initializes a region that was never used. The version is stored last: it marks the region as
+/// used.
 fn format(region: &mut impl Region, desc_num: u16, used_idx: u16) {
     for head in 0..desc_num {
         region.store_u8(entry!(SplitHead, SplitDesc[head].inflight), 0);
@@ -193,7 +194,7 @@ fn format(region: &mut impl Region, desc_num: u16, used_idx: u16) {
     region.store_u16(head!(SplitHead.version), VERSION);
 }
 
-/// The `len` heads of the list at `last_batch_head`.
+/// Returns the first `len` heads of the list that begins at `last_batch_head`.
 fn last_batch(
     region: &impl Region,
     desc_num: u16,

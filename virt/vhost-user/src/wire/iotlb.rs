@@ -5,13 +5,14 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::layout::IotlbRaw;
 use super::{DecodeError, Message, RequestId};
 
-/// Bytes the specification's fields take; the C structure pads them to 32. Both are accepted.
+/// Bytes of the fields that the specification names. The C structure is padded to 32; both lengths
+/// are accepted.
 const UNPADDED: usize = 26;
 
 /// Permissions of an IOTLB entry, or the access that missed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IotlbAccess {
-    /// Nothing may be accessed (a revoking update).
+    /// No access (an update that revokes).
     None,
     /// Read.
     Read,
@@ -21,7 +22,7 @@ pub enum IotlbAccess {
     ReadWrite,
 }
 
-/// IOVAs, first and last inclusive: a full 64-bit space is a range as any other.
+/// Range of IOVAs with an inclusive end, so that it can also be the whole 64-bit space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IotlbRange {
     /// First IOVA.
@@ -40,16 +41,16 @@ pub enum IotlbMessage {
         /// Access that was wanted.
         access: IotlbAccess,
     },
-    /// Type 2, from the front end: `range` is at `user_addr`.
+    /// Type 2, from the front end: `range` translates to memory at `user_addr`.
     Update {
         /// IOVAs mapped.
         range: IotlbRange,
-        /// User address of `range.first`; the last one does not overflow.
+        /// User address of `range.first`; that of `range.last` does not overflow.
         user_addr: u64,
         /// Access that is allowed.
         access: IotlbAccess,
     },
-    /// Type 3, from the front end: forget `range`.
+    /// Type 3, from the front end: entries in `range` are to be removed.
     Invalidate {
         /// IOVAs unmapped. A size of 0 at IOVA 0 means all of them, as QEMU sends it.
         range: IotlbRange,
@@ -64,7 +65,7 @@ pub enum IotlbMessage {
 }
 
 impl IotlbMessage {
-    /// Whether this is an update, by its type alone: it may be a wrong one.
+    /// Whether the message is an update by its type. It may be malformed all the same.
     pub fn is_update(message: &Message) -> bool {
         const KIND: usize = std::mem::offset_of!(IotlbRaw, kind);
         message.head.request == RequestId::IOTLB_MSG
@@ -133,7 +134,7 @@ impl IotlbMessage {
     }
 
     pub(super) fn encode(&self) -> Vec<u8> {
-        // An inclusive range of the whole space has size 2^64, which wraps to the 0 that means it.
+        // The whole space has size 2^64, which wraps to 0, the encoding of that size.
         let size = |range: &IotlbRange| (range.last - range.first).wrapping_add(1);
         let (iova, size, user_addr, access, kind) = match *self {
             Self::Miss { iova, access } => (iova, 0, 0, access, 1),

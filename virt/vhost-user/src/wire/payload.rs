@@ -1,16 +1,17 @@
-//! Payloads of requests and replies as a daemon sees them, and two flags of the wire.
+//! Payloads of requests and replies as a back end sees them, and two flags of the wire format.
 
 use std::os::fd::OwnedFd;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Bytes of configuration space that GET_CONFIG and SET_CONFIG reach (VHOST_USER_MAX_CONFIG_SIZE).
+/// Bytes of configuration space that GET_CONFIG and SET_CONFIG can access
+/// (VHOST_USER_MAX_CONFIG_SIZE).
 pub const MAX_CONFIG: u32 = 256;
 
 /// Bit 8 of the kick, call and err payloads: there is no descriptor.
 pub(super) const NOFD: u64 = 1 << 8;
 
-/// `VHOST_VRING_F_LOG`, bit 0 of the flags of SET_VRING_ADDR: means nothing without
+/// `VHOST_VRING_F_LOG`, bit 0 of the flags of SET_VRING_ADDR. It has no meaning without
 /// VHOST_F_LOG_ALL.
 pub(super) const VRING_F_LOG: u32 = 1;
 
@@ -20,7 +21,7 @@ pub(super) const VRING_F_LOG: u32 = 1;
 pub struct VringState {
     /// Ring.
     pub index: u32,
-    /// Value by request: number of entries, base, or 0 and 1.
+    /// Value, which depends on the request: number of entries, base, or 0 and 1.
     pub num: u32,
 }
 const _: () = assert!(size_of::<VringState>() == 8);
@@ -56,7 +57,7 @@ pub struct MemRegion {
     pub guest_addr: u64,
     /// Bytes.
     pub size: u64,
-    /// The same place in the front end's address space; ring addresses are given in it.
+    /// User address of the region in the front end's process; ring addresses are user addresses.
     pub user_addr: u64,
     /// Its offset in the descriptor's file, in bytes.
     pub mmap_offset: u64,
@@ -79,14 +80,14 @@ pub struct ConfigAccess {
     pub offset: u32,
     /// Bytes; `offset + size` is at most [`MAX_CONFIG`].
     pub size: u32,
-    /// On whose behalf.
+    /// Origin of the access.
     pub kind: ConfigKind,
 }
 
-/// The inflight region, or what one is to be made for.
+/// Description of an inflight region, or the request to create one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Inflight {
-    /// Bytes; 0 in a request for one.
+    /// Bytes of the region; 0 in a request to create one.
     pub mmap_size: u64,
     /// Its offset in the descriptor's file, in bytes.
     pub mmap_offset: u64,

@@ -1,5 +1,5 @@
-//! State of a device from activation to reset: permissions of its visits, and notifications that
-//! its driver is owed.
+//! State of a device from activation to reset: the accesses that it may make in a visit, and
+//! pending notifications of its driver.
 //!
 //! ```text
 //!             begin              set_service
@@ -9,8 +9,8 @@
 //!    │                              │ fail: takes nothing, and publishes what other queues have ended in this visit, or a queue that stops
 //!    └───────────── end ◀───────────┘
 //! ```
-//! A device may be abandoned and have failed, in either order. Parking of a single queue is state
-//! of its ring.
+//! A device may both be abandoned and have failed, in either order. Parking of a single queue is
+//! state of its ring.
 
 use crate::device::Service;
 use crate::ring::Violation;
@@ -18,26 +18,26 @@ use crate::ring::Violation;
 /// State of a device between [`begin`](Self::begin) and [`end`](Self::end).
 #[derive(Default)]
 pub(super) struct ActivationState {
-    /// Features the driver accepted; 0 while there is none.
+    /// Features that the driver accepted; 0 while the device is inactive.
     features: u64,
     service: Service,
-    /// Everything in flight was cancelled, and its ends are not reported.
+    /// All requests in flight were cancelled, and their ends are not reported.
     is_abandoned: bool,
-    /// Reason why it needs a reset, if it does.
+    /// Reason why the device needs a reset, if it does.
     violation: Option<Violation>,
     /// The driver is to be notified of a change of configuration.
     must_notify: bool,
 }
 
 impl ActivationState {
-    /// The driver has accepted `features`. `is_changed`: it is to be notified of the configuration
-    /// at once.
+    /// Activates the device for a driver that has accepted `features`. `is_changed`: the driver is
+    /// to be notified of the configuration at once.
     pub(super) fn begin(&mut self, features: u64, is_changed: bool) {
         self.features = features;
         self.must_notify = is_changed;
     }
 
-    /// There is no driver any more.
+    /// Ends the activation: there is no driver any more.
     pub(super) fn end(&mut self) {
         *self = Self::default();
     }
@@ -46,12 +46,13 @@ impl ActivationState {
         self.service = service;
     }
 
-    /// Everything in flight is cancelled, and its ends are not reported.
+    /// Records that all requests in flight are cancelled, and that their ends are not reported.
     pub(super) fn abandon(&mut self) {
         self.is_abandoned = true;
     }
 
-    /// It needs a reset, which the driver is notified of. The first reason counts.
+    /// Records that the device needs a reset, of which the driver is notified. The first reason
+    /// counts.
     pub(super) fn fail(&mut self, violation: Violation) {
         if self.violation.is_none() {
             self.violation = Some(violation);
@@ -59,12 +60,12 @@ impl ActivationState {
         }
     }
 
-    /// The configuration has changed.
+    /// Records that the configuration has changed.
     pub(super) fn config_changed(&mut self) {
         self.must_notify |= self.is_live();
     }
 
-    /// Whether the driver is to be notified now; then it counts as notified.
+    /// Returns whether the driver is to be notified now, and clears the notification.
     #[inline]
     pub(super) fn take_notification(&mut self) -> bool {
         std::mem::take(&mut self.must_notify)
@@ -75,7 +76,7 @@ impl ActivationState {
         self.must_notify
     }
 
-    /// Whether everything in flight was cancelled, and its ends are not reported.
+    /// Whether all requests in flight were cancelled, and their ends are not reported.
     pub(super) fn is_abandoned(&self) -> bool {
         self.is_abandoned
     }
@@ -84,7 +85,7 @@ impl ActivationState {
         self.features
     }
 
-    /// Whether there is a driver.
+    /// Whether the device is active.
     pub(super) fn is_live(&self) -> bool {
         self.features != 0
     }
@@ -98,19 +99,19 @@ impl ActivationState {
         self.violation
     }
 
-    /// Whether rings and buffers may be touched, were they whole.
+    /// Whether rings and buffers may be accessed, failures of the device aside.
     #[inline]
     pub(super) fn may_touch(&self) -> bool {
         !self.is_stopped() && !self.is_abandoned
     }
 
-    /// Whether chains taken may go on, and be published.
+    /// Whether taken chains may be continued and published.
     #[inline]
     pub(super) fn may_run(&self) -> bool {
         self.may_touch() && self.violation.is_none()
     }
 
-    /// Whether chains may be taken.
+    /// Whether new chains may be taken.
     #[inline]
     pub(super) fn may_take(&self) -> bool {
         self.may_run() && self.service == Service::Full

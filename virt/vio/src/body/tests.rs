@@ -1,4 +1,4 @@
-//! The body around a class of the test's own, whatever it answers.
+//! Tests of the device body with a scripted class, including wrong answers of it.
 
 use fake_mem::{ArrayMem, FlatDma, PendingDma};
 use guest_mem::{Dma, Gpa, PhysMem};
@@ -12,10 +12,10 @@ use crate::ring::{Chain, FullJournal, Journal, Ring, RingStart, Violation};
 use crate::saved::SavedState;
 use crate::{Activity, Device, QueueDevice, feature};
 
-/// Class of two queues that answers every chain as a test says.
+/// Class of two queues that answers every chain as the test specifies.
 #[derive(Default)]
 struct Scripted {
-    /// Bytes that every answer claims beyond the room of its chain.
+    /// Bytes by which every answer exceeds the room of its chain.
     excess: u32,
     /// Hook in which the class reports that the device needs a reset, if any.
     fails_in: Option<Hook>,
@@ -24,7 +24,7 @@ struct Scripted {
     chain: Chain,
 }
 
-/// Hooks of a class with a context.
+/// Hooks of a class that have a context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Hook {
     GoOn,
@@ -112,7 +112,7 @@ impl DeviceClass for Scripted {
         Activity::Idle
     }
 
-    /// Leaves what was answered to the body.
+    /// Publishes nothing itself: the body does.
     fn finish<E: Environment>(
         &mut self,
         _queue: &mut ServedQueue<()>,
@@ -123,7 +123,7 @@ impl DeviceClass for Scripted {
     }
 }
 
-/// Serves two chains, of which the second has room for nothing.
+/// Serves two chains, of which the second has no room for an answer.
 fn serve(excess: u32, features: u64) -> (Device<Scripted>, AnyDriver<ArrayMem>, CountIrq) {
     let mem = ArrayMem::new(1 << 20);
     let mut device = Device::of(Scripted {
@@ -282,7 +282,7 @@ fn a_chain_that_the_journal_refuses_needs_a_reset_and_its_queue_is_served_no_mor
 #[test]
 fn a_queue_of_which_everything_was_cancelled_stops_and_counts_what_was_not_shown() {
     let mut stopped = 0;
-    // An access of the visit is absent, another one each time.
+    // One access of the visit meets absent memory, another one in each round.
     for nth in 0..20 {
         let mut guest = Guest::new(!0, None);
         let mut dma = PendingDma::kth(guest.dma(), nth);

@@ -1,4 +1,4 @@
-//! The entropy device driven as a guest would, and as it should not be.
+//! Tests of the entropy device with correct and incorrect drivers.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -12,7 +12,7 @@ use crate::{QueueDevice, Service};
 
 const BUFFER: u64 = 0x4_0000;
 const SIZE: u16 = 16;
-/// Limits that one answer uses up.
+/// Limits that one answer exhausts.
 const SLOW: RateLimits = RateLimits {
     operations: None,
     bytes: Some(Rate {
@@ -193,7 +193,7 @@ fn random_bytes_that_cannot_be_written_count_against_the_limit() {
     guest.driver.add(&[], &[(BUFFER, 64)]);
     let mut iommu = NoIommu::new(1);
     let mut view = View::new(&mut iommu, &mem, SourceId::new(0, 1, 0));
-    // The page comes, and is gone again before the device looks.
+    // The page is brought in, and evicted again before the device accesses it.
     for _ in 0..100 {
         mem.evict(Gpa::new(BUFFER), 0x1000);
         guest.poll(&mut view, 0);
@@ -223,7 +223,7 @@ fn a_limited_device_says_when_it_goes_on_and_sleeps_until_then() {
     for _ in 0..4 {
         guest.driver.add(&[], &[(BUFFER, 64)]);
     }
-    // One more may begin while the burst is not used up.
+    // A second one may begin before the burst is exhausted.
     let first = guest.used(0);
     assert!((1..=2).contains(&first.len()), "{first:?}");
     let mut dma = FlatDma::new(guest.mem.clone());
@@ -342,7 +342,7 @@ fn a_guest_that_never_stops_asking_gets_1_mib_a_second_of_the_host() {
         waiting -= used.len() as u16;
         bytes += used.into_iter().map(u64::from).sum::<u64>();
     }
-    // Four seconds, a burst, and an answer that may begin before that is used up.
+    // Four seconds, a burst, and one answer that begins before the limit is reached.
     let most = (4 << 20) + (64 << 10) + MAX_ANSWER as u64;
     assert!((4 << 20..=most).contains(&bytes), "{bytes}");
 }

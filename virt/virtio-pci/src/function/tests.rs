@@ -1,9 +1,9 @@
-//! A function that is driven event by event: by a driver, by its owner, and by a device whose
-//! requests in flight are as the test says.
+//! Tests of a function event by event: events of the driver, of the owner, and of a device whose
+//! requests in flight the test chooses.
 //!
-//! * [`transitions`]: each state, and what each event makes of it.
-//! * [`holds`]: a device that keeps translations, and holds invalidations.
-//! * [`flags`]: any events at random, beside a model that keeps one flag for each cause.
+//! * [`transitions`]: the effect of each event in each state.
+//! * [`holds`]: a device that caches translations, and holds invalidations.
+//! * [`flags`]: random events, compared with a model that has one flag for each cause.
 
 mod flags;
 mod holds;
@@ -25,9 +25,9 @@ const OPENS_AT_NS: u64 = 7;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Flight {
     None,
-    /// They go through buffers of the device's own.
+    /// They use buffers of the device, not guest memory.
     Bounced,
-    /// They reach guest memory.
+    /// They access guest memory.
     Direct,
 }
 
@@ -50,7 +50,7 @@ struct Recorder {
     calls: Vec<Call>,
     service: Service,
     flight: Option<Flight>,
-    /// The flight that the next poll leaves.
+    /// Requests that are in flight after the next poll.
     next: Option<Flight>,
     refuses: bool,
 }
@@ -154,12 +154,12 @@ impl QueueDevice for Recorder {
     }
 }
 
-/// Event that a function has to deal with.
+/// Event that a function handles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Event {
     /// The driver negotiates and sets DRIVER_OK, and the device starts.
     Start,
-    /// The same, and the device refuses.
+    /// As `Start`, but the device refuses.
     Refused,
     MasterOn,
     MasterOff,
@@ -167,12 +167,12 @@ enum Event {
     Reset,
     /// The machine ends, or the function is removed.
     End,
-    /// The owner polls, and the device leaves this in flight.
+    /// The owner polls. These requests are in flight afterwards.
     Poll(Flight),
-    /// A stop has lasted for the drain limit.
+    /// A stop has reached the drain limit.
     Overdue,
     Ring,
-    /// The owner arms, and wakes again.
+    /// The owner arms and disarms.
     Arm,
 }
 
@@ -276,7 +276,7 @@ impl World {
             .config_write(4, 2, command, &keep, &mut self.effects);
     }
 
-    /// The device's calls because of `event`, and how the poll ended if it was one.
+    /// Returns the calls that the device receives because of `event`, and the result of a poll.
     fn event(&mut self, event: Event) -> (Vec<Call>, Option<Progress>) {
         let mut progress = None;
         self.function.device.calls.clear();
@@ -293,7 +293,7 @@ impl World {
                 self.function.device.next = Some(flight);
                 progress = Some(self.with(|function, cx| function.poll(cx)));
             }
-            // The owner asks only while a stop goes on.
+            // The owner makes this call only while a stop is in progress.
             Event::Overdue if self.owned().is_drained() => {}
             Event::Overdue => Function::<()>::stop_overdue(&mut self.function),
             Event::Ring => Function::<()>::ring(&mut self.function, 0),

@@ -68,7 +68,7 @@ fn long_batches_become_one_domain_descriptor() {
 }
 
 proptest! {
-    /// Every page of the range is named, and no descriptor has bits that its mask ignores.
+    /// Every page of the range is covered, and no address has a bit set that its mask ignores.
     #[test]
     fn pieces_cover_the_range(
         first in prop_oneof![0..0x1_0000u64, 0..IovaPfn::MAX.raw(), Just(IovaPfn::MAX.raw())],

@@ -1,12 +1,12 @@
 //! Primary fault recording and the two event interrupts (§7.2, §7.3).
 //!
-//! A refused request becomes one recording register, unless an equal one (same source, page,
-//! direction and reason) still waits for the guest: those collapse, so that a device in a loop
-//! floods nothing. One register always stays empty: stock Linux walks the registers from FRI until
-//! it meets a clear F, and with all set it would walk in a circle while its clears are not yet seen
-//! (`shared` pages). So the fault that would fill the last one sets PFO instead.
+//! A refused request fills one recording register, unless a pending one has the same source, page,
+//! direction and reason: equal faults collapse, so that a device that repeats a request does not
+//! fill the registers. One register always stays empty. Linux walks the registers from FRI until it
+//! finds a clear F. If all were set, and its clears not yet seen (the `shared` front end), it would
+//! walk in a circle. So the fault that would fill the last register sets PFO instead.
 //!
-//! An event sets IP; [`Event::take_message`] turns it into one message when it is not masked.
+//! An event sets IP; [`Event::take_message`] converts it to one message if it is not masked.
 //! `FSTS.PPF` is derived from the F bits, never stored.
 
 use guest_mem::{Iova, PAGE_SIZE, Perm, SourceId};
@@ -16,7 +16,8 @@ use crate::spec::fault::{FaultReason, FaultRecording};
 use crate::spec::registers::{EventControl, FaultStatus};
 
 impl Event {
-    /// Reset: masked (§11.4.10), or the unprogrammed message would be vector 0 to CPU 0.
+    /// State after a reset: masked (§11.4.10), since the unprogrammed message would be vector 0 to
+    /// CPU 0.
     pub(crate) const RESET: Self = Self {
         im: true,
         ip: false,
@@ -36,12 +37,12 @@ impl Event {
         self.im = EventControl::from_bits(value).im();
     }
 
-    /// Whether [`take_message`](Self::take_message) would give one.
+    /// Whether [`take_message`](Self::take_message) would return a message.
     pub(crate) fn has_message(&self) -> bool {
         self.ip && !self.im
     }
 
-    /// The message to send now, if any; sending it clears IP.
+    /// Returns the message to send now, if any, and clears IP.
     pub(crate) fn take_message(&mut self) -> Option<(u64, u32)> {
         if !self.has_message() {
             return None;
@@ -57,7 +58,7 @@ impl Event {
 pub(crate) enum Recorded {
     New,
     Collapsed,
-    /// There was no room: PFO is set.
+    /// No register was free: PFO is set.
     Overflow,
 }
 
@@ -73,7 +74,7 @@ pub(crate) struct Faults {
 }
 
 impl Faults {
-    /// `count` recording registers, 2 to 222.
+    /// Creates `count` recording registers, 2 to 222.
     pub(crate) fn new(count: usize) -> Self {
         Self {
             records: vec![FaultRecording::new(); count].into_boxed_slice(),
@@ -88,9 +89,9 @@ impl Faults {
         self.records.iter().any(FaultRecording::f)
     }
 
-    /// The oldest record that waits: where a driver starts to read. The document latches FRI when
-    /// PPF rises; this is that value until the driver clears that record, and then not a cleared
-    /// one.
+    /// Returns the index of the oldest pending record, at which a driver starts to read. The
+    /// specification latches FRI when PPF rises. This is the same value until the driver clears
+    /// that record; from then on it is the next pending one.
     fn fri(&self) -> Option<usize> {
         let count = self.records.len();
         let mut from_oldest = (0..count).map(|step| (self.next + step) % count);
@@ -107,9 +108,9 @@ impl Faults {
             .with_fri(fri.unwrap_or(0) as u8)
     }
 
-    /// The guest has cleared records while it was shown `shown`. If one waits that it could not
-    /// see, it has left its loop, and PPF, still set, would keep the next fault from raising an
-    /// event: raise one.
+    /// Handles that the guest has cleared records while the page showed it `shown`. If a pending
+    /// record is not among those, the guest may have left its loop without it, and since PPF is
+    /// still set, the next fault would raise no event. So this raises one.
     pub(crate) fn raise_unseen(&mut self, shown: &[FaultRecording]) {
         let mut pairs = self.records.iter().zip(shown);
         if pairs.any(|(record, shown)| record.f() && record != shown) {
@@ -140,7 +141,7 @@ impl Faults {
         }
         let pending = self.records.iter().filter(|record| record.f()).count();
         if self.pfo || pending + 1 >= self.records.len() || self.records[self.next].f() {
-            // A new overflow is no interrupt condition: PPF is set, so an event was raised already.
+            // An overflow raises no event: PPF is set, so an event was raised already.
             self.pfo = true;
             return Recorded::Overflow;
         }
@@ -152,7 +153,7 @@ impl Faults {
         Recorded::New
     }
 
-    /// The invalidation queue stopped.
+    /// Records that the invalidation queue stopped.
     pub(crate) fn raise_iqe(&mut self) {
         if self.is_quiet() {
             self.event.ip = true;
@@ -160,7 +161,7 @@ impl Faults {
         self.iqe = true;
     }
 
-    /// A write to FSTS: a 1 clears PFO, IQE (ICE, ITE and PRO are never set here).
+    /// Applies a write to FSTS: a 1 clears PFO, IQE (ICE, ITE and PRO are never set here).
     pub(crate) fn write_fsts(&mut self, value: u32) {
         let value = FaultStatus::from_bits(value);
         self.pfo &= !value.pfo();
@@ -168,7 +169,7 @@ impl Faults {
         self.settle();
     }
 
-    /// A write to the highest dword of recording register `index`.
+    /// Applies a write to the highest dword of recording register `index`.
     pub(crate) fn write_record(&mut self, index: usize, dword: u32) {
         if dword & 1 << 31 != 0 {
             self.records[index].set_f(false);
@@ -176,7 +177,7 @@ impl Faults {
         }
     }
 
-    /// A condition that software has cleared in full is no longer pending.
+    /// Clears the pending event once software has cleared all of its causes.
     fn settle(&mut self) {
         if self.is_quiet() {
             self.event.ip = false;

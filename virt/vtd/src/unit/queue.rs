@@ -1,4 +1,4 @@
-//! The invalidation queue (§6.5.2): descriptors between IQH and IQT, one after the other.
+//! The invalidation queue (§6.5.2): executes descriptors between IQH and IQT, in order.
 //!
 //! Each descriptor is fetched as one 16-byte copy, checked in full, and performed; then IQH moves.
 //! A descriptor that is wrong in any bit, cannot be fetched, or a tail outside the queue, sets IQE
@@ -8,13 +8,13 @@
 //! [`Unit::run`]), writes the status word with release, and raises the completion event; with both
 //! IF and SW, in that order.
 //!
-//! Bound: the budget of the step ([`STEP_BUDGET`](super::STEP_BUDGET)), in which descriptors,
-//! visits of leases and table walks are counted; a queue of 2^7 pages has 32768 descriptors. An
-//! invalidation that is not done when the budget is spent keeps IQH on it and continues in the next
-//! step.
+//! Bound: the budget of the step ([`STEP_BUDGET`](super::STEP_BUDGET)), to which descriptors,
+//! visits of leases and table walks are charged; a queue of 2^7 pages has 32768 descriptors. If the
+//! budget is spent before an invalidation is complete, IQH stays on it, and it continues in the
+//! next step.
 //!
-//! Left out: device-TLB, interrupt-entry and scalable-mode descriptors: not advertised, so they are
-//! errors.
+//! Left out: device-TLB, interrupt-entry and scalable-mode descriptors. The unit does not advertise
+//! them, so they are errors.
 
 use guest_mem::{Budget, Gpa, PAGE_SIZE, PhysMem, Stop};
 
@@ -29,7 +29,7 @@ use crate::spec::registers::QueueAddress;
 const DESCRIPTOR: u64 = 30;
 const STEP: u32 = DESCRIPTOR_LEN as u32;
 
-/// A descriptor without errors.
+/// A descriptor that was checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Checked {
     Invalidate(Scope),
@@ -39,7 +39,7 @@ enum Checked {
 enum Outcome {
     Done,
     Parked,
-    /// Raise IQE.
+    /// The descriptor is malformed: raise IQE.
     Wrong,
 }
 
@@ -63,13 +63,13 @@ fn check(bits: u128) -> Option<Checked> {
             let clean = d.rsvd0() == 0 && d.rsvd1() == 0;
             clean.then_some(Checked::Wait(d))
         }
-        // DEVICE_TLB and INTERRUPT_ENTRY get their arms when ECAP.DT and ECAP.IR are set.
+        // DEVICE_TLB and INTERRUPT_ENTRY are not supported (`ECAP.DT` and `ECAP.IR` are clear).
         _ => None,
     }
 }
 
 impl Unit {
-    /// GCMD.QIE changed.
+    /// Applies a change of GCMD.QIE.
     pub(super) fn enable_queue(&mut self, on: bool) {
         self.registers.gsts.set_qies(on);
         self.registers.iqh = 0;
@@ -90,7 +90,7 @@ impl Unit {
             && (self.parked_wait.is_none() || self.is_drained())
     }
 
-    /// Processes descriptors.
+    /// Executes descriptors while there are any and the budget lasts.
     pub(super) fn run_queue<M: PhysMem>(
         &mut self,
         mem: &M,
@@ -164,7 +164,7 @@ impl Unit {
         }
     }
 
-    /// Every step can be done twice, so a pend anywhere begins again at the top.
+    /// Every step can be repeated, so if an access pends, this is called again from the start.
     #[inline(never)]
     fn run_wait<M: PhysMem>(
         &mut self,
@@ -191,8 +191,8 @@ impl Unit {
         Ok(Outcome::Done)
     }
 
-    /// Writes the status word; `false` if it is not in RAM. IQH is published before the word,
-    /// because a guest that saw the word may read IQH next; it is published only when the word can
+    /// Writes the status word. Returns false if it is not in RAM. IQH is published before the word,
+    /// because a guest that sees the word may read IQH next. It is published only if the word can
     /// be written, because IQH must stay on a malformed descriptor.
     fn write_status<M: PhysMem>(
         &self,

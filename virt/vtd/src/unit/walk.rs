@@ -1,15 +1,15 @@
 //! Table walks: root entry, context entry, second-level tables (§3.4, §3.7, §9).
 //!
-//! A walk reads the tables as they are now, keeps nothing, and changes nothing; the caches are
-//! filled by its callers. Each entry is read once into a local, checked, then used. A walk that
-//! gets `Pending` is begun again from the root entry by its caller, so no part of it outlives an
+//! A walk reads the current tables, caches nothing, and changes nothing; its callers fill the
+//! caches. Each entry is read once into a local variable, checked, then used. If a walk gets
+//! `Pending`, the caller later begins it again from the root entry, so no part of it outlives an
 //! invalidation.
 //!
-//! Bound: one root entry, one context entry, at most four second-level entries. The search of a
-//! range for mappings is module `follow`.
+//! Bound: one root entry, one context entry, at most four second-level entries. The module `follow`
+//! searches a range for mappings.
 //!
-//! Leaves out: zero-length reads, which never reach an IOMMU here (`CAP.ZLR` promises that one of a
-//! write-only page does not fault); translation requests of device TLBs (`ECAP.DT` is 0).
+//! Left out: zero-length reads, which never reach an IOMMU here (`CAP.ZLR` promises that those of
+//! write-only pages do not fault); translation requests of device TLBs (`ECAP.DT` is 0).
 
 use guest_mem::{Access, Gpa, Iova, PAGE_SIZE, Perm, PhysMem, SourceId, Stop, Ticket};
 
@@ -43,7 +43,7 @@ impl PageSize {
     }
 }
 
-/// Reason why a walk gave no mapping.
+/// Reason why a walk found no mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WalkStop {
     /// The page of a table is absent.
@@ -65,7 +65,7 @@ pub(crate) struct Context {
     pub(crate) did: u16,
     pub(crate) fpd: bool,
     pub(crate) kind: ContextKind,
-    /// Address bits that no request of this context may have.
+    /// Address bits above the width of this context; a request with one of them set is refused.
     pub(crate) beyond: u64,
 }
 
@@ -109,7 +109,7 @@ impl Mapping {
     }
 }
 
-/// The bit of a table entry that allows an access.
+/// Returns the bit of a table entry that allows an access.
 pub(crate) const fn permission_bit(perm: Perm) -> u64 {
     match perm {
         Perm::Read => 1,
@@ -124,7 +124,7 @@ pub(crate) const fn permission_fault(perm: Perm) -> FaultReason {
     }
 }
 
-/// Bits above an address of `width` bits.
+/// Returns the mask of the bits above an address of `width` bits.
 const fn bits_above(width: u8) -> u64 {
     !0 << width
 }
@@ -142,7 +142,7 @@ pub(crate) const fn touches_interrupt_range(start: u64, len: u64) -> bool {
 /// Root table and configuration from which a walk starts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Walker {
-    /// The latched root table.
+    /// Address of the root table, as latched by `GCMD.SRTP`.
     pub(crate) root: Gpa,
     pub(crate) width: AddressWidth,
     pub(crate) large_pages: LargePages,
@@ -156,9 +156,9 @@ pub(super) enum Entry {
     NotPresent,
     /// A reserved bit is set.
     Reserved,
-    /// The next table.
+    /// Address of the next table.
     Table(Gpa),
-    /// First byte of a page.
+    /// Address and size of the page.
     Leaf(Gpa, PageSize),
 }
 
@@ -204,7 +204,7 @@ impl Walker {
                 };
                 (kind, width.bits())
             }
-            // AW must be the largest the unit supports.
+            // AW must be the largest width that the unit supports.
             TranslationType::PassThrough if width == self.width => {
                 (ContextKind::PassThrough, HOST_ADDRESS_WIDTH)
             }
@@ -230,8 +230,8 @@ impl Walker {
         if iova.raw() & context.beyond != 0 {
             return Err(context.fault(FaultReason::BEYOND_WIDTH));
         }
-        // A device's store there is an interrupt message, which does not come through here; data is
-        // refused.
+        // A device's store in this range is an interrupt message, which does not come here. A data
+        // access is refused.
         if touches_interrupt_range(iova.align_down(PAGE_SIZE).raw(), PAGE_SIZE) {
             return Err(context.fault(permission_fault(perm)));
         }
@@ -305,7 +305,7 @@ impl Walker {
             3 => self.large_pages < LargePages::OneG,
             _ => true,
         };
-        // SNP is legal in a leaf, where the unit offers it; TM nowhere (`ECAP.DT` is 0).
+        // SNP is legal in a leaf if the unit offers it, TM nowhere (`ECAP.DT` is 0).
         let is_snp_reserved = size.is_none() || !self.snoop_control;
         let address = pte.addr() * PAGE_SIZE;
         if address & bits_above(HOST_ADDRESS_WIDTH) != 0
@@ -322,9 +322,9 @@ impl Walker {
         }
     }
 
-    /// Returns whether a part of a lease still translates to the same memory, for the recheck of an
-    /// invalidation. Advances `part` as far as it does. `walked` is called after each walk, and
-    /// returns whether to continue.
+    /// Returns whether a part of a lease still translates to the same memory, for the recheck after
+    /// an invalidation. Advances `part` past the bytes that do. `walked` is called after each walk,
+    /// and returns whether to continue.
     pub(crate) fn still_holds<M: PhysMem>(
         &self,
         mem: &M,
@@ -337,7 +337,8 @@ impl Walker {
             Err(WalkStop::Pending(ticket)) => return Err(Stop::Pending(ticket)),
             Err(WalkStop::Fault(_)) => return Ok(false),
         };
-        // Each turn covers at least the rest of one 4 KiB page: at most len / 4096 + 2 turns.
+        // Each iteration covers at least the rest of a 4 KiB page: at most len / 4096 + 2
+        // iterations.
         while part.at < part.end {
             let at = u64::from(part.at);
             let (Some(iova), Some(gpa)) = (record.iova.checked_add(at), record.gpa.checked_add(at))
