@@ -152,7 +152,7 @@ pub enum PollerState {
     Busy,
     /// It is polled in each sweep, and waits for requests in progress.
     Waiting,
-    /// Only its probe is checked in a sweep, not its queues.
+    /// It is not polled: sweeps check only its probe.
     Idle,
 }
 

@@ -43,8 +43,8 @@ const CALL_COST: u64 = 500;
 const MAX_REGIONS: usize = 64;
 
 /// Protocol features that are offered to every front end. BACKEND_REQ serves translations.
-/// User-mode Linux 6.1 needs it, too: only with that channel does it request the interrupt of its
-/// rings from its host, and without it fails.
+/// User-mode Linux 6.1 needs it, too: it requests the interrupt of its rings only together with
+/// that channel, and fails without it.
 pub(crate) const PROTOCOL: ProtocolFeatures = ProtocolFeatures(
     ProtocolFeatures::MQ.0
         | ProtocolFeatures::REPLY_ACK.0

@@ -82,7 +82,7 @@ where
         if !slot.effects.released.is_empty() {
             let held = slot.holds.len();
             let mut released = std::mem::take(&mut slot.effects.released);
-            // Sorted, for a guest controls their number.
+            // Sorted for the search below, since a guest controls their number.
             released.sort_unstable();
             slot.holds
                 .retain(|held| released.binary_search(&held.id).is_err());

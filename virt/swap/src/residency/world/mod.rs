@@ -123,7 +123,8 @@ pub(super) struct World {
     leases: Vec<Page>,
     /// Pages that a vCPU is about to clear entirely.
     clearing: Vec<Page>,
-    /// Pages that were unmapped recently: the guest accesses these more often.
+    /// Pages that were unmapped recently. The guest accesses them more often, to give them a second
+    /// chance.
     unmapped: Vec<Page>,
     is_stopped: bool,
     /// Number of failures in 1,000 reads and writes of the store and the image by the pager.
