@@ -2,7 +2,8 @@
 //!
 //! A pager drops a page without writing it to its store if the kernel reports that no vCPU has
 //! stored to it. A kernel that lacks a feature, or reports wrongly, would cost a guest its data.
-//! Neither
+//! Neither version numbers nor lists of features are enough: distributions backport features, and
+//! containers forbid some.
 //! [`Facts::probe`] creates a memory file of a few pages and treats them as a pager does
 //! ([`GuestMapping`]), in a millisecond or so; it leaves nothing behind.
 //!
@@ -10,10 +11,10 @@
 //! * `clean`: whether `PAGEMAP_SCAN` lists the pages that were not stored to, and no others.
 //! * `scan`: the answer of `PAGEMAP_SCAN` to a query for the pages that were stored to. For
 //!   information only.
+//!
 //! **The probe never waits.** Its descriptor serves faults of user mode only, and the kernel itself
 //! stores to the pages (pread(2) into them): a store that meets an absent page, or a protection
 //! that would need an answer, fails.
-//!
 //!
 //! Not tested: whether faults of KVM arrive, since that takes a guest ([`Facts::kernel_faults`]
 //! tests whether they *may*), and huge pages of all sizes (a file that is written through write(2)

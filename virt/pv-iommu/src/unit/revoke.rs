@@ -52,8 +52,7 @@ impl PvIommu {
     }
 
     /// Continues the work in progress, and answers requests that have ended. Returns whether work
-    /// is
-    /// left or a request was answered.
+    /// is left or a request was answered.
     pub(super) fn step(&mut self, now: u64, sink: &mut impl UnitSink) -> bool {
         if self.is_at_work() {
             let mut budget = Budget::new(BUDGET);

@@ -17,6 +17,7 @@
 //! **Calls may wait**, for the kernel's locks and for a frame being processed; so they are made by
 //! this thread and not by the owner. A call that does not return blocks this thread, and the owner
 //! stops waiting for it (for a stop at the machine's end, for a hold at its limit).
+//!
 //! **An invalidation** is complete when its write returns: the kernel looks up an address, uses it
 //! and forgets it under one lock, which the write takes, too. (With `experimental_zcopytx=1`, which
 //! is off by default in all kernels, it would keep pages of frames in flight.)
@@ -25,7 +26,6 @@
 //! for ever, and repeat it for each doorbell. So the rings are stopped, the miss is ended
 //! ([`KernelBackEnd::refuse`]), and the device needs a reset: its ring is at a buffer that it may
 //! not access. The same follows if the kernel finds that an entry does not allow an access.
-//!
 //!
 //! **If a call fails that revokes access** (a stop, an invalidation), the kernel's descriptor is
 //! closed, which ends all use of memory. The device cannot be used after that.
