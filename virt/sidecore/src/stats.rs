@@ -343,8 +343,7 @@ impl SharedStats {
             .unwrap_or_else(PoisonError::into_inner);
         *last = Some(reason);
         // Counted under the lock, as in a snapshot: a reader that sees the failure counted also has
-        // its
-        // reason.
+        // its reason.
         self.core.0.arm_failures.add(1);
     }
 

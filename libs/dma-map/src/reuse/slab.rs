@@ -119,7 +119,6 @@ impl Slot {
 
     /// Returns whether the slot belongs to the owner. After another thread took it, this means that
     /// the teardown is complete.
-    /// complete.
     #[inline]
     pub(super) fn is_owned(&self) -> bool {
         self.state.load(Ordering::Acquire) == OWNED
