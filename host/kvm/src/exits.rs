@@ -26,13 +26,13 @@ pub enum ExitCause {
     PciConfigPort,
     /// Memory access to another device register: BAR, UART, I/O APIC, ACPI.
     OtherDevice,
-    /// Port access to such a register.
+    /// Access to any port but configuration space and the marker, decoded by a device or not.
     OtherPort,
     /// End of interrupt for a level-triggered I/O APIC pin.
     IoapicEoi,
     /// Write to the marker, by which the guest begins and ends a measurement.
     Marker,
-    /// Access to an address or port that no device decodes.
+    /// Access to a memory address that no device decodes.
     Unclaimed,
     /// Interruption by a signal: pause, stop, or a stray signal.
     Interrupted,
