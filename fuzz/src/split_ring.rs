@@ -1,15 +1,15 @@
-//! A split ring in the hands of a hostile driver. What the input says, and what must hold, is the
-//! same for both layouts: see `ring`.
+//! Fuzz target of a split ring with a hostile driver. The input's format and the checked properties
+//! are those of both layouts: see `ring`.
 
-/// The body.
+/// Runs the target on one input.
 ///
 /// # Panics
-/// If the ring breaks one of its promises.
+/// If the ring breaks one of its guarantees.
 pub fn run(data: &[u8]) {
     crate::ring::run(data, false);
 }
 
-/// Valid traffic.
+/// Returns the seeds of the corpus: valid traffic.
 pub fn seeds() -> Vec<Vec<u8>> {
     crate::ring::seeds(false)
 }

@@ -1,4 +1,4 @@
-//! See [`fuzz::iommu_requests`].
+//! Fuzz target [`fuzz::iommu_requests`].
 #![cfg_attr(fuzzing, no_main)]
 
 fuzz::target!(fuzz::iommu_requests);

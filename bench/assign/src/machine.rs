@@ -1,4 +1,4 @@
-//! A machine of one unit and one function, on a sidecore of its own.
+//! A machine with one remapping unit and one function, on a sidecore.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -27,27 +27,27 @@ use crate::guest::{DEVICE, Guest, RAM};
 use crate::parts::{InPlace, NoHardware, NoLines, table};
 
 units! {
-    /// The unit.
+    /// The remapping unit.
     pub enum Units: Infallible {
         Vtd(VtdPort),
     }
 }
 
 functions! {
-    /// The function behind it.
+    /// The function behind the unit.
     pub enum Functions: Infallible {
-        /// The program's way: a thread makes the calls.
+        /// An assigned function as in the product: a thread makes the kernel's calls.
         Threaded(Assigned<NoHardware, CallThread>),
-        /// The same, but its calls are made by the sidecore.
+        /// An assigned function whose calls are made by the sidecore's thread.
         InPlace(Assigned<NoHardware, InPlace>),
-        /// A function that does not follow invalidations.
+        /// An emulated function, which does not follow invalidations.
         Emulated(Idle),
     }
 }
 
 type Owner = machine::Owner<Units, Functions, GuestRam>;
 
-/// Function behind the unit.
+/// Choice of the function behind the unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Behind {
     /// [`Functions::Threaded`].
@@ -95,12 +95,12 @@ impl<C> DataPath<C> for Idle {
 
 /// A running machine.
 pub struct Machine {
-    /// Its sidecore.
+    /// Its sidecore, which runs the owner.
     pub core: Sidecore<Owner>,
 }
 
 impl Machine {
-    /// Starts it on `cpu`, with a guest whose translation is on.
+    /// Starts a machine whose sidecore runs on `cpu`, and a guest that has turned translation on.
     pub fn start(behind: Behind, cpu: usize, idle: IdlePolicy) -> Result<(Self, Guest)> {
         let page = RegisterPage::new().context("a register page")?;
         let mapping = SlotMapping::of_page(page.memfd()).context("its mapping")?;
@@ -129,7 +129,7 @@ impl Machine {
         Ok((Self { core }, guest))
     }
 
-    /// Returns the shadow's counts; all 0 of a device that has none.
+    /// Returns the shadow's counts; all 0 for a device without a shadow.
     pub fn counts(&self) -> Result<Counts> {
         let of = |owner: &mut Owner| match owner.function(0) {
             Some(Functions::Threaded(assigned)) => assigned.shadow().counts(),
@@ -140,8 +140,8 @@ impl Machine {
         counts.map_err(|error| anyhow::anyhow!("the sidecore does not answer: {error:?}"))
     }
 
-    /// Ends it. Where there is a shadow it has to have made so many calls since `before`, of so
-    /// many pages each.
+    /// Ends the machine. If there is a shadow, it must have made `calls` maps and unmaps since
+    /// `before`, each of `pages` pages.
     pub fn end(self, before: Counts, calls: u64, pages: u64) -> Result<()> {
         let after = self.counts()?;
         let made = (
@@ -170,7 +170,7 @@ fn function(behind: Behind) -> Result<Functions> {
 }
 
 fn assigned<C: Caller>(caller: C) -> Result<Assigned<NoHardware, C>> {
-    // A device with a BAR and without interrupts.
+    // A device with one BAR and without interrupts.
     let mut image = [0; 256];
     for (at, value) in [
         (0_usize, 0x0010_1b36_u32),

@@ -1,33 +1,32 @@
-//! `make bench-assign`, its native part: cost of a map and an unmap of a guest for an assigned
-//! device, without a virtual machine and without an IOMMU of the host.
+//! `make bench-assign`, native part: cost of a guest's map and unmap for an assigned device,
+//! without a virtual machine and without an IOMMU of the host.
 //!
-//! A thread plays the guest's processor: it changes entries of a table in RAM, then stores a
-//! descriptor that invalidates these pages and a WAIT, stores IQT to the shared register page, and
-//! spins until it sees the WAIT's status. The timed part begins with the descriptor. The unit, the
-//! owner, the sidecore, the shadow, its call thread and its container's table are the program's
-//! own; the kernel behind them answers at once.
+//! A thread acts as the guest's vCPU. It changes entries of a translation table in RAM, then writes
+//! a descriptor that invalidates these pages and a wait descriptor, stores IQT to the shared
+//! register page, and spins until it sees the wait's status. The time starts with the first
+//! descriptor. The unit, its owner, the sidecore, the shadow, its call thread and the container's
+//! table are those of the product; the kernel behind them is a stub that answers at once.
 //!
-//! | key | what stands behind the unit |
+//! | key | configuration measured |
 //! |---|---|
 //! | `{map,unmap}_cycles_{1,32}_poll` | the assigned function, on a sidecore that polls |
-//! | `…_sleep` | the same, asleep whenever the guest begins: the store is stopped, the sidecore woken |
-//! | `…_package` | polling on another package than the guest; null where the machine has one, `package_reason` |
-//! | `…_in_place` | polling, calls made by the sidecore itself: no hand-over to a thread |
-//! | `…_emulated` | polling, an emulated function, that does not follow invalidations |
-//! | `…_invalidation` | the unit's part: as `…_emulated` |
-//! | `…_shadow`, `…_hand_over`, `…_logic` | what the shadow adds to that; what the thread adds to that; both |
+//! | `…_sleep` | the same with a sidecore that sleeps before each submission: the store faults, and wakes it |
+//! | `…_package` | the sidecore polls on another CPU package than the guest's; null where the machine has one, `package_reason` |
+//! | `…_in_place` | the sidecore polls and makes the kernel's calls itself: no hand-over to a thread |
+//! | `…_emulated` | the sidecore polls, with an emulated function, which does not follow invalidations |
+//! | `…_invalidation` | the unit's part: equal to `…_emulated` |
+//! | `…_shadow`, `…_hand_over`, `…_logic` | cost that the shadow adds to that; cost that the thread adds; both |
 //! | `{map,unmap}_ratio_{1,32}` | `…_poll` ÷ `…_emulated`, of the same round |
 //! | `map_unmap_cycles_{1,32}` | a map and an unmap, `…_poll` |
 //!
-//! Cycles are of the time-stamp counter. Of a round the middle submission is taken; figures are
-//! medians of rounds, in which all cases take turns.
+//! Cycles are those of the time-stamp counter. A round yields the median of its submissions;
+//! figures are medians of rounds. In each round all cases are measured one after the other.
 //!
-//! **Three threads work for one submission** (guest, sidecore, call thread). On fewer CPUs the
-//! guest yields while it waits, which `mode` says, and the hand-over is to a CPU that one of the
-//! other threads has to leave.
+//! **Three threads take part in a submission** (guest, sidecore, call thread). With fewer CPUs the
+//! guest yields while it waits (`mode` says so), and the hand-over includes a context switch.
 //!
-//! Left out: the exit of a trapped register, which needs a guest; what the host's kernel does in a
-//! call (pinning, its own IOMMU's tables and invalidation).
+//! Not measured: the exit of a trapped register, which needs a guest; the work of the host's kernel
+//! in a call (pinning pages, its own IOMMU's tables and invalidation).
 #![deny(unsafe_code)]
 
 mod guest;
@@ -69,12 +68,12 @@ struct Args {
 /// Longest time until an idle sidecore sleeps.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// One case.
+/// Configuration of a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Case {
     name: &'static str,
     behind: Behind,
-    /// Asleep whenever the guest begins.
+    /// The sidecore sleeps before each submission.
     sleeps: bool,
     cpu: usize,
 }
@@ -90,7 +89,7 @@ fn middle(mut samples: Vec<u64>) -> f64 {
     report::numbers::percentile(&mut samples, 0.5) as f64
 }
 
-/// A round of one case: the middle map and the middle unmap.
+/// Measures one round of a case. Returns the median cycles of a map and of an unmap.
 fn round(case: &Case, pages: u64, submissions: u64, yields: bool) -> Result<(f64, f64)> {
     let idle = match case.sleeps {
         true => IdlePolicy::Sleep,
@@ -137,7 +136,7 @@ fn package(cpu: usize) -> Option<u32> {
     fs::read_to_string(file).ok()?.trim().parse().ok()
 }
 
-/// A CPU of another package than `cpu`, or why there is none.
+/// Returns a CPU of another package than `cpu`'s, or the reason why there is none.
 fn elsewhere(cpu: usize, cpus: &[usize]) -> Result<usize, String> {
     let Some(here) = package(cpu) else {
         return Err("this kernel does not say which package a CPU belongs to".into());
@@ -168,12 +167,12 @@ fn set(report: &mut Object, key: &str, of: &Measured) {
     );
 }
 
-/// Difference of two cases, round by round.
+/// Differences of two cases, of the same rounds.
 fn difference(of: &[f64], less: &[f64]) -> Measured {
     measured(of.iter().zip(less).map(|(of, less)| of - less))
 }
 
-/// Reports one kind of submission, of so many pages.
+/// Reports one kind of submission, of `pages` pages.
 fn set_all(report: &mut Object, call: &str, pages: u64, of: &dyn Fn(&str) -> Option<Vec<f64>>) {
     let key = |part: &str| format!("{call}_cycles_{pages}_{part}");
     for part in ["poll", "sleep", "package", "in_place", "emulated"] {

@@ -1,4 +1,4 @@
-//! Stand-ins for a device, its interrupts and the host's kernel: they do nothing, at once.
+//! Stubs of a device, its interrupts and the host's kernel. They do nothing and return at once.
 
 use std::collections::VecDeque;
 use std::io;
@@ -12,22 +12,23 @@ use guest_mem::SourceId;
 use platform::interrupt::{InterruptLines, InterruptSink, Message};
 use vfio::Errno;
 
-/// A container's kernel that maps nothing and answers as if it had, so that what is measured is
-/// ours. `vfio::testing` keeps a record of each call under a lock, which grows.
+/// Stub of the kernel's VFIO container: maps nothing and reports success, so that only this
+/// project's code is measured. (`vfio::testing` records each call under a lock, in a list that
+/// grows.)
 pub struct NullKernel;
 
 #[expect(
     unsafe_code,
     reason = "it answers for a device, of which there is none"
 )]
-// SAFETY: no device reaches anything through it.
+// SAFETY: no device accesses memory through it.
 unsafe impl vfio::Kernel for NullKernel {
     unsafe fn map_dma(&self, _: IovaRange, _: u64, _: Access) -> Result<(), Errno> {
         Ok(())
     }
 
     fn unmap_dma(&self, range: IovaRange) -> Result<u64, Errno> {
-        // Ranges here are the mappings themselves.
+        // The ranges unmapped here are whole mappings.
         Ok(range.len().unwrap_or(0))
     }
 
@@ -36,19 +37,20 @@ unsafe impl vfio::Kernel for NullKernel {
     }
 }
 
-/// The table of a container over that kernel.
+/// Returns the mapping table of a container with that kernel.
 pub fn table() -> VfioTable<NullKernel> {
     VfioTable::new(NullKernel, Held::new(|| Ok(()), || ()), None)
 }
 
-/// Makes calls on the thread that asks for them, so that the cost of the hand-over can be measured.
+/// Caller that makes calls on the submitting thread. The difference from a call thread is the cost
+/// of the hand-over.
 pub struct InPlace {
     table: VfioTable<NullKernel>,
     done: VecDeque<Done>,
 }
 
 impl InPlace {
-    /// Over a container of its own.
+    /// Creates a caller with a container of its own.
     pub fn new() -> Self {
         Self {
             table: table(),
@@ -106,7 +108,7 @@ impl Hardware for NoHardware {
     fn stop(&mut self) {}
 }
 
-/// Interrupts that go nowhere.
+/// Interrupt lines and messages that are dropped.
 pub struct NoLines;
 
 impl InterruptLines for NoLines {

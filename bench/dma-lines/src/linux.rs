@@ -1,17 +1,17 @@
-//! Re-models of the algorithms of stock kernels, for comparison: the shape of the shared data,
-//! written from its public description, with every access to a shared word reported to the line
-//! probe. They allocate and wait correctly but are no kernel's code.
+//! Models of the algorithms of stock kernels, for comparison. They have the layout of the shared
+//! data as publicly described, and report every access to a shared word to the line probe. They
+//! allocate and wait correctly, but contain no code of a kernel.
 //!
-//! **Tree** (the path behind the per-CPU caches): one lock; ranges in a balanced tree, a node of
-//! one line each; a cursor at the range allocated last. Allocating walks down the address space
-//! from the cursor, neighbour by neighbour, to the first gap; freeing searches from the root and
-//! moves the cursor up. The tree is taken to be perfectly balanced, and rebalancing to write only
-//! the parent: to the kernel's advantage.
+//! **Tree** (the path behind the per-CPU caches): one lock; ranges in a balanced tree whose nodes
+//! have one line each; a cursor at the range allocated last. An allocation walks down the address
+//! space from the cursor, neighbour by neighbour, to the first gap. A free searches from the root
+//! and moves the cursor up. The tree is assumed to be perfectly balanced, and rebalancing to write
+//! only the parent, to the kernel's advantage.
 //!
 //! **Queue** (strict, Intel): one lock per unit around the ring of descriptors and their states. An
-//! unmap writes its invalidation and a wait descriptor (16 bytes each, and an `int` of state each)
-//! and polls the state of its wait under the lock, which it releases between two polls. The
-//! hardware's writes of these states are not counted.
+//! unmap writes its invalidation and a wait descriptor (16 bytes each, and an `int` of state each).
+//! It polls the state of its wait under the lock, which it releases between two polls. Writes of
+//! these states by the hardware are not counted.
 
 use anyhow::Result;
 use line_probe::{touch_read, touch_write};
@@ -23,15 +23,15 @@ use crate::map::FLUSH_ROUNDS;
 use crate::turns::{self, Rounds};
 use crate::{PerOp, below};
 
-/// A range of one page, with a line to itself.
+/// A range of one page, on a line of its own.
 type Node = CachePadded<u64>;
 
-/// Ranges by page, highest last; each the index of its node.
+/// Tree of ranges: their pages in ascending order, each with the index of its node.
 struct Tree {
     order: Vec<(u64, usize)>,
     nodes: Vec<Node>,
     free: Vec<usize>,
-    /// The page allocated last, or the lowest above a page freed since.
+    /// The page allocated last, or the next range above a page freed since.
     cursor: u64,
     top: u64,
 }
@@ -47,7 +47,8 @@ impl Tree {
         }
     }
 
-    /// Walks from the root to `page`, reading the nodes on the way; where it is, or would be.
+    /// Searches for `page` from the root, and reads the nodes on the way. Returns its position, or
+    /// where to insert it.
     fn descend(&self, page: u64) -> Result<usize, usize> {
         self.order.binary_search_by(|(at, node)| {
             touch_read(&self.nodes[*node]);
@@ -55,7 +56,7 @@ impl Tree {
         })
     }
 
-    /// The nodes linked to the one at `place`: its neighbour stands for the parent.
+    /// Writes the node linked to the one at `place`. The neighbour is taken as the parent.
     fn relink(&self, place: usize) {
         let parent = place.checked_sub(1).or(Some(place + 1));
         if let Some((_, node)) = parent.and_then(|at| self.order.get(at)) {
@@ -64,7 +65,7 @@ impl Tree {
     }
 
     fn alloc(&mut self) -> u64 {
-        // The cursor points to its node: no search.
+        // The cursor points to its node, so there is no search.
         let below = self.order.partition_point(|(at, _)| *at < self.cursor);
         let mut page = self.cursor - 1;
         for (at, node) in self.order[..below].iter().rev() {
@@ -101,13 +102,13 @@ impl Tree {
     }
 }
 
-/// `a1` on the tree path.
+/// Workload `a1` on the tree path.
 ///
 /// # Errors
 /// None.
 pub fn tree(cores: usize) -> Result<PerOp> {
     let mut state = Tree::new(1 << 36);
-    // A node never moves: its line is its identity.
+    // A node never moves: its cache line is its identity.
     state.nodes.reserve(cores * WINDOW);
     let shared = CachePadded::new(Lock::new(state));
     let mut held = vec![Vec::new(); cores];
@@ -128,15 +129,15 @@ pub fn tree(cores: usize) -> Result<PerOp> {
     })
 }
 
-/// Descriptors of the ring: two for each waiting core.
+/// Number of descriptors of the ring: two for each waiting core.
 const RING: usize = 256;
 
-/// Descriptors are 16 bytes, states 4: four and sixteen on a line.
+/// Descriptors have 16 bytes and states 4: a line holds four descriptors or sixteen states.
 struct Queue {
     descriptors: [CachePadded<[u128; 4]>; RING / 4],
     states: [CachePadded<[u32; 16]>; RING / 16],
     tail: usize,
-    /// The round in which the hardware, which works in order, has done everything.
+    /// The round in which the hardware, which works in order, completes the last descriptor.
     busy_until: u64,
 }
 
@@ -150,8 +151,8 @@ impl Queue {
         }
     }
 
-    /// Writes an invalidation and a wait; gives the place of the wait and when the hardware does
-    /// it.
+    /// Writes an invalidation and a wait descriptor. Returns the index of the wait, and the round
+    /// in which the hardware completes it.
     fn submit(&mut self, now: u64) -> (usize, u64) {
         let wait = (self.tail + 1) % RING;
         touch_write(&self.descriptors[wait / 4][..2]);
@@ -162,8 +163,8 @@ impl Queue {
     }
 }
 
-/// `dstr_busy` on the queue: submit, then look under the lock until it is done, and take the
-/// descriptors back.
+/// Workload `dstr_busy` on the queue: submits, polls under the lock until the wait is complete, and
+/// frees the descriptors.
 ///
 /// # Errors
 /// None, unless a simulated core panics.

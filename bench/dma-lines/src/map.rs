@@ -1,4 +1,4 @@
-//! The mapping workloads: tables and `DmaMapper` on an allocator.
+//! The mapping workloads: page tables and `DmaMapper`, each on an allocator.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,20 +20,21 @@ use crate::alloc::{WINDOW, claim, random_turns};
 use crate::turns::{self, Rounds};
 use crate::{PerOp, below};
 
-/// Deferred with the queue of workload d-def.
+/// The deferred policy with the queue of 256 entries that workload `ddef` has.
 pub const DEFERRED: Policy = Policy::DEFERRED.with_teardown(Teardown::Deferred(Window {
     entries: 256,
     age: Window::DEFAULT.age,
 }));
 
-/// The strict policies, each with the most transfers per operation that it should have.
+/// The strict policies, each with the greatest number of transfers per operation that it should
+/// have.
 pub const STRICT: [(&str, Policy, Option<f64>); 2] = [
     ("strict", Policy::STRICT, Some(3.0)),
     ("combining", Policy::STRICT_COMBINING, Some(3.0)),
 ];
 
-/// Duration of a flush in rounds, in each of which every core has one turn: 500 ns, where one poll
-/// of a waiting core takes about 100.
+/// Duration of a flush in rounds; in a round every core has one turn. Five rounds stand for 500 ns:
+/// a poll of a waiting core takes about 100 ns.
 pub const FLUSH_ROUNDS: u64 = 5;
 
 type Table = IoPageTable<VtdSecondLevel, HostMemory>;
@@ -46,7 +47,8 @@ fn table() -> Result<Table> {
     Ok(IoPageTable::new(HostMemory::new(), config)?)
 }
 
-/// Memory of a core: a page for each range of its window, and more than one core's apart.
+/// Returns the address of a page of a core's own memory. The areas of two cores are 2^16 pages
+/// apart.
 fn memory(core: usize, page: usize) -> PhysAddr {
     PhysAddr::new((((core as u64) << 16) + page as u64 + 1) * PAGE_SIZE)
 }
@@ -83,7 +85,7 @@ pub fn tables<A: IovaAllocator>(allocator: A, cores: usize) -> Result<PerOp> {
     })
 }
 
-/// One core's handle and what it has mapped, oldest first.
+/// A core's handle, and its mappings, oldest first.
 struct Worker<A: IovaAllocator, I: Invalidator> {
     core: usize,
     handle: MapperCore<A, Table, I, ManualClock>,
@@ -100,7 +102,7 @@ impl<A: IovaAllocator, I: Invalidator> Worker<A, I> {
         Ok(())
     }
 
-    /// Half an operation: the oldest mapping ends, or a new one begins.
+    /// Makes half an operation: ends the oldest mapping, or makes a new one.
     fn turn(&mut self) -> Result<()> {
         if self.held.len() < WINDOW {
             return self.map();
@@ -136,7 +138,8 @@ fn workers<A: IovaAllocator, I: Invalidator>(
     (0..cores).map(worker).collect()
 }
 
-/// `ddef` and `dstr`: each core replaces its oldest mapping of 256; no two at once.
+/// Workloads `ddef` and `dstr`: each core replaces the oldest of its 256 mappings; no two cores run
+/// at once.
 ///
 /// # Errors
 /// The mapper's.
@@ -146,10 +149,10 @@ pub fn alone<A: IovaAllocator>(allocator: A, cores: usize, policy: Policy) -> Re
     random_turns(cores, (1024, 1024), |core| workers[core].turn())
 }
 
-/// Hardware that does one batch after the other, in rounds of the simulated cores. The least that a
-/// queue of commands shares is counted: the word by which a place is taken, and the lines of the
-/// descriptors, one of 16 bytes for each command and one for the wait. Its registers are no cache
-/// lines, and each waiting core polls a status word of its own.
+/// Hardware that completes one batch after the other, in rounds of the simulated cores. It counts
+/// the least that a queue of commands shares: the word by which an entry is claimed, and the lines
+/// of the descriptors, one of 16 bytes for each command and one for the wait. Its registers are no
+/// cache lines, and each waiting core polls a status word of its own.
 struct Hardware {
     rounds: Rounds,
     flush_rounds: u64,
@@ -177,7 +180,7 @@ impl Invalidator for Hardware {
         for at in first..first + count {
             probe::touch_write(&self.descriptors[at / 4 % self.descriptors.len()][at % 4]);
         }
-        // One core runs at a time: nothing comes between.
+        // One core runs at a time, so no other access comes between the load and the store.
         let free_at = self.free_at.load(Ordering::Relaxed);
         let end = free_at.max(self.rounds.now()) + self.flush_rounds;
         self.free_at.store(end, Ordering::Relaxed);
@@ -189,13 +192,13 @@ impl Invalidator for Hardware {
     }
 
     fn is_idle(&self) -> bool {
-        // Which batch was the last, and then its status.
+        // A real unit reads which batch was the last, and then that batch's status.
         self.tail.load(Ordering::Relaxed);
         self.rounds.now() >= self.free_at.load(Ordering::Relaxed)
     }
 }
 
-/// `dstr_busy`: the same with all cores at once; a core that waits hands over to the next.
+/// Workload `dstr_busy`: all cores at once. A core that waits yields to the next one.
 ///
 /// # Errors
 /// The mapper's.
@@ -238,7 +241,7 @@ mod tests {
         assert_eq!(alone(tree(1), 1, DEFERRED).unwrap().transfers, 0.0);
     }
 
-    /// A look at their line before they post would be one more.
+    /// A read of the shared line before a core joins a batch would be one transfer more.
     #[test]
     fn two_cores_that_combine_pay_for_less_than_two_lines() {
         let two = busy(crate::chunk(2).unwrap(), 2, Policy::STRICT_COMBINING).unwrap();
@@ -248,8 +251,8 @@ mod tests {
     #[test]
     fn cores_that_share_leaf_tables_pay_for_it_and_counts_repeat() {
         let two = tables(tree(2), 2).unwrap();
-        // Beside the lock's line at half of the four calls: entries next to those of the other
-        // core.
+        // Besides the transfers of the lock's line in half of the four calls: table entries on the
+        // same line as the other core's.
         assert!(two.transfers > 1.2, "{two:?}");
         let busy = || busy(tree(4), 4, Policy::STRICT).unwrap();
         assert_eq!(busy(), busy());

@@ -1,9 +1,10 @@
-//! Simulated cores that wait for each other: a thread for each, of which one runs at a time.
+//! Simulated cores that wait for each other. Each is a thread, of which one runs at a time.
 //!
-//! A core runs until it spins (any `lines::spin_loop`, any lock that is held); then the next core,
-//! in order, goes on from where it spun. When all have had their turn, a round is over: the clock
-//! of [`Rounds`] by which simulated hardware works. The machine of the line probe goes from thread
-//! to thread with the turn. So the result does not depend on the threads' scheduler.
+//! A core runs until it spins (at any `lines::spin_loop`, or on any lock that is held). Then the
+//! next core in order continues where it last spun. When every core has had its turn, a round is
+//! over; [`Rounds`] counts them, and simulated hardware uses that as its clock. The machine of the
+//! line probe moves from thread to thread with the turn. So the result does not depend on the
+//! host's scheduler.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -16,29 +17,29 @@ use line_probe::{self as probe, Machine};
 
 use crate::PerOp;
 
-/// Operations of each core that [`count`] counts, if not too many cores wait: combining changes its
-/// ways every 256.
+/// Operations of each core that [`count`] counts while few cores wait: enough for one change of the
+/// combining policy, which happens every 256 operations.
 const OPS: usize = 260;
-/// The least.
+/// Smallest number of such operations.
 const OPS_MIN: usize = 8;
-/// Above so many cores there are fewer: behind a lock the turns grow as the square of the cores.
-/// Combining with 32, 64 and 128 cores counted the same to 2 % with 16 operations and with 1,040;
-/// behind a lock 4 % less with 8 than with 16.
+/// Number of cores above which fewer operations are counted: behind a lock the number of turns
+/// grows with the square of the cores. For combining with 32, 64 and 128 cores the counts of 16 and
+/// of 1,040 operations agreed to 2 %; behind a lock 8 operations gave 4 % less than 16.
 const OPS_CORES: usize = 24;
-/// Operations of each core before counting, until combining has found that there are other cores.
+/// Operations of each core before counting, until combining has noticed the other cores.
 const WARM_UP: usize = 8;
 
-/// Operations that [`count`] counts of each of `cores` cores.
+/// Returns the operations that [`count`] counts of each of `cores` cores.
 fn ops(cores: usize) -> usize {
     (OPS * OPS_CORES.pow(2) / cores.pow(2)).clamp(OPS_MIN, OPS)
 }
 
-/// Rounds that have passed: the time of simulated hardware.
+/// Number of rounds that have passed: the clock of simulated hardware.
 #[derive(Debug, Clone, Default)]
 pub struct Rounds(Arc<AtomicU64>);
 
 impl Rounds {
-    /// The time.
+    /// Returns the present round.
     pub fn now(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
@@ -58,7 +59,7 @@ struct Turns {
 
 impl Turns {
     fn state(&self) -> MutexGuard<'_, State> {
-        // A core that panicked marks itself as done like any other.
+        // A core that panicked marks itself as done, so the state stays valid.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -74,7 +75,7 @@ impl Turns {
         }
     }
 
-    /// Gives the turn to the next core that is not done, and the machine with it.
+    /// Gives the turn, and the machine, to the next core that is not done.
     fn pass<'a>(&'a self, core: usize, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
         state.machine = probe::take().or(state.machine.take());
         let cores = state.is_done.len();
@@ -95,7 +96,7 @@ impl Turns {
     }
 }
 
-/// Ends the core's part, also when it panics.
+/// Guard that marks its core as done, also when the core panics.
 struct Ends<'a>(&'a Turns, usize);
 
 impl Drop for Ends<'_> {
@@ -108,12 +109,12 @@ impl Drop for Ends<'_> {
     }
 }
 
-/// Runs `work` for each of the cores, whose tasks `tasks` holds, on one machine; returns the
-/// machine. `work` receives the core's task and a function by which the core hands over before it
-/// spins.
+/// Runs `work` for each of the cores on one machine, and returns the machine. `tasks` holds one
+/// task for each core. `work` receives the core's number, its task, and a function by which the
+/// core yields to the next one.
 ///
 /// # Errors
-/// The first error of a core, or that one panicked.
+/// The first error of a core, or that one has panicked.
 pub fn run<T: Send>(
     machine: Machine,
     rounds: &Rounds,
@@ -163,8 +164,8 @@ pub fn run<T: Send>(
     machine.ok_or_else(|| anyhow!("the machine was lost"))
 }
 
-/// Counts what all cores do at once: `play` makes so many operations of each core on a machine, and
-/// some before counting begins.
+/// Counts the transfers of all cores at once. `play` makes the given number of operations of each
+/// core on a machine; it is first called with a few, as a warm-up.
 ///
 /// # Errors
 /// Those of `play`.

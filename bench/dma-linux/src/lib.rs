@@ -2,15 +2,15 @@
 //! unmodified, in user space.
 //!
 //! `scripts/linux-iova.sh` builds them outside this tree, from Debian's kernel source and the shim
-//! in `shim/`, into a shared object; [`Linux::load`] opens it. Where it is not available, nothing
-//! here is measured, and the reports of ratios say so. What the shim leaves out (interrupts,
-//! timers, statistics) flatters Linux: `shim/shim.h` lists it.
+//! in `shim/`, into a shared object, which [`Linux::load`] opens. Where it is not available,
+//! nothing is measured here, and reports omit ratios to Linux. The parts of the kernel that the
+//! shim leaves out (interrupts, timers, statistics) would only cost time: `shim/shim.h` lists them.
 //!
-//! A [`Domain`] is an IOVA space and a table. A thread says once which CPU it is
-//! ([`Linux::enter`]); CPUs share nothing but what Linux's do. Numbers are page numbers of 4 KiB; 0
-//! is no page.
+//! A [`Domain`] is an IOVA space and a page table. A thread declares once which CPU it is
+//! ([`Linux::enter`]); CPUs share only the data that Linux's share. Numbers are page numbers of 4
+//! KiB; 0 is no page.
 //!
-//! UNSAFETY: the whole crate is the interface to a C library that is loaded at run time.
+//! UNSAFETY: the whole crate is an interface to a C library that is loaded at run time.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_long, c_uint, c_ulong, c_void};
 use std::mem;
@@ -19,12 +19,12 @@ use std::ptr::NonNull;
 
 use anyhow::{Context, Result, bail};
 
-/// Most CPUs of a domain: the shim's.
+/// Greatest number of CPUs of a domain, as the shim defines it.
 pub const CPUS: usize = 4;
 
 type Raw = *mut c_void;
 
-/// The library.
+/// The loaded library.
 pub struct Linux {
     version: String,
     set_cpu: unsafe extern "C" fn(c_uint),
@@ -43,14 +43,14 @@ impl Linux {
     /// Opens the shared object that `scripts/linux-iova.sh` named; it stays open.
     ///
     /// # Errors
-    /// It is not there, or is another.
+    /// The file does not exist, or is another library.
     #[expect(
         clippy::missing_transmute_annotations,
         reason = "each function's type stands at the field it is stored in"
     )]
     pub fn load(path: &Path) -> Result<&'static Self> {
         let name = CString::new(path.as_os_str().as_encoded_bytes())?;
-        // SAFETY: a C string; the library's constructors are the compiler's own.
+        // SAFETY: the name is a C string; the library has no constructors but the compiler's.
         let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if library.is_null() {
             bail!("{} cannot be loaded", path.display());
@@ -60,9 +60,9 @@ impl Linux {
             let found = unsafe { libc::dlsym(library, name.as_ptr()) };
             NonNull::new(found).with_context(|| format!("no {} in it", name.to_string_lossy()))
         };
-        // Each is declared with this very signature in `shim/abi.c` or, for the first two, by the
-        // kernel's `iova.h` (a domain begins with its space), and stays where it is, since the
-        // library is never closed.
+        // Each function is declared with this signature in `shim/abi.c` or, for the first two, by
+        // the kernel's `iova.h` (a domain begins with its IOVA space). Its address stays valid,
+        // since the library is never closed.
         macro_rules! function {
             ($name:literal) => {
                 // SAFETY: as said above.
@@ -87,23 +87,23 @@ impl Linux {
         })))
     }
 
-    /// The kernel's version.
+    /// Returns the kernel's version.
     pub fn version(&self) -> &str {
         &self.version
     }
 
-    /// From now on the calling thread is this CPU.
+    /// Makes the calling thread this CPU from now on.
     ///
     /// # Panics
-    /// There are [`CPUS`].
+    /// If `cpu` is not less than [`CPUS`].
     pub fn enter(&self, cpu: usize) {
         assert!(cpu < CPUS, "{cpu}");
         // SAFETY: it stores two words of the thread.
         unsafe { (self.set_cpu)(cpu as c_uint) }
     }
 
-    /// Bytes that all domains together use: ranges, magazines, tables. As the difference of two
-    /// calls of a thread between which no other one works.
+    /// Returns the bytes that all domains together use: ranges, magazines, tables. Only the
+    /// difference of two calls is meaningful, if no other thread works between them.
     pub fn bytes(&self) -> i64 {
         // SAFETY: it reads one word.
         unsafe { (self.bytes)() }
@@ -116,45 +116,47 @@ pub struct Domain {
     raw: NonNull<c_void>,
 }
 
-// SAFETY: a kernel uses a domain on every CPU at once; its allocator locks, and its table says what
-// callers must not do.
+// SAFETY: the kernel uses a domain on all CPUs at once: its allocator takes locks, and the
+// conditions of its table are those of `map` and `unmap`.
 unsafe impl Send for Domain {}
 // SAFETY: as above.
 unsafe impl Sync for Domain {}
 
 impl Domain {
-    /// An empty one; its lowest page is `first`.
+    /// Creates an empty domain, whose lowest page is `first`.
     ///
     /// # Errors
     /// No memory.
     pub fn new(linux: &'static Linux, first: u64) -> Result<Self> {
-        // SAFETY: any number will do.
+        // SAFETY: any number is valid.
         let raw = unsafe { (linux.domain_new)(first) };
         let raw = NonNull::new(raw).context("no memory for a domain")?;
         Ok(Self { linux, raw })
     }
 
-    /// The library.
+    /// Returns the library.
     pub fn linux(&self) -> &'static Linux {
         self.linux
     }
 
-    /// `pages` pages, aligned to the power of two that holds them, none above `last`; 0 where there
-    /// are none. With `flushes` the caches of all CPUs are emptied before it gives up.
+    /// Allocates `pages` pages, aligned to the next power of two, none above `last`. Returns the
+    /// first, or 0 if there is no room. With `flushes` the caches of all CPUs are emptied before it
+    /// fails.
     #[inline]
     pub fn alloc(&self, pages: u64, last: u64, flushes: bool) -> u64 {
-        // SAFETY: a domain begins with its space, and is there for as long as this.
+        // SAFETY: a domain begins with its IOVA space, and lives as long as `self`.
         unsafe { (self.linux.alloc)(self.raw.as_ptr(), pages, last, flushes) }
     }
 
-    /// Takes them back. Others than were allocated end the program at some later time.
+    /// Frees a range of this size. If it was not allocated so, the kernel's code ends the program
+    /// at some later time.
     #[inline]
     pub fn free(&self, first: u64, pages: u64) {
-        // SAFETY: as above; a cache that holds a wrong number is found out when it is emptied.
+        // SAFETY: as above; a wrong number in a cache is detected when the cache is emptied.
         unsafe { (self.linux.free)(self.raw.as_ptr(), first, pages) }
     }
 
-    /// Maps `n` pages of `size` bytes at `phys`, in the table alone.
+    /// Maps `n` pages of `size` bytes at `phys`, in the page table only.
     ///
     /// # Errors
     /// The kernel's error number, negative.
@@ -163,35 +165,37 @@ impl Domain {
     /// No other thread maps or unmaps any of these pages at the same time.
     #[inline]
     pub unsafe fn map(&self, first: u64, phys: u64, size: usize, n: usize) -> Result<(), i32> {
-        // SAFETY: the caller's promise is the one that the table asks for.
+        // SAFETY: the caller's promise is the condition of the table.
         match unsafe { (self.linux.map)(self.raw.as_ptr(), first << 12, phys, size, n) } {
             0 => Ok(()),
             error => Err(error),
         }
     }
 
-    /// Unmaps them, and says how many bytes that were; tables that this covers whole are freed.
+    /// Unmaps `n` pages of `size` bytes, and returns the number of bytes unmapped. Tables that this
+    /// range covers completely are freed.
     ///
     /// # Safety
     /// As for [`map`](Self::map).
     #[inline]
     pub unsafe fn unmap(&self, first: u64, size: usize, n: usize) -> usize {
-        // SAFETY: the caller's promise is the one that the table asks for.
+        // SAFETY: the caller's promise is the condition of the table.
         unsafe { (self.linux.unmap)(self.raw.as_ptr(), first << 12, size, n) }
     }
 
-    /// Allocates pages for `n` pages of `size` bytes at `phys` and maps them; the first, or 0.
+    /// Allocates IOVA pages for `n` pages of `size` bytes at `phys` and maps them. Returns the
+    /// first, or 0.
     #[inline]
     pub fn dma_map(&self, phys: u64, size: usize, n: usize, last: u64) -> u64 {
-        // SAFETY: the pages were allocated by this call, so no other mapping has them.
+        // SAFETY: this call has allocated the pages, so no other mapping has them.
         unsafe { (self.linux.dma_map)(self.raw.as_ptr(), phys, size, n, last) }
     }
 
-    /// Unmaps them and frees the pages, strictly in this order.
+    /// Unmaps `n` pages of `size` bytes, then frees the IOVA pages.
     ///
     /// # Safety
-    /// [`dma_map`](Self::dma_map) gave `first` for the same size and number, and no other thread
-    /// unmaps it.
+    /// [`dma_map`](Self::dma_map) returned `first` for the same size and number, and no other
+    /// thread unmaps it.
     #[inline]
     pub unsafe fn dma_unmap(&self, first: u64, size: usize, n: usize) {
         // SAFETY: the caller's promise.

@@ -1,24 +1,24 @@
-//! The events: which core asks when, and when it is served.
+//! The events of the simulation: when a core requests a resource, and when it is served.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::{BinaryHeap, VecDeque};
 
 use crate::{Constants, HANDOVER_LINES, Outcome};
 
-/// Step of a core when its time comes. Only combining uses more than the first.
+/// Next step of a core. Only the model of combining uses more than the first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Step {
-    /// Its own work is done.
+    /// The core has finished its own work and requests the resource.
     Asks,
-    /// It re-checks whether the hardware is idle.
+    /// The core re-checks whether the hardware is idle.
     Retries,
-    /// The first of the open generation finds the batch before complete.
+    /// The first core of the open batch finds the batch before complete.
     Stands,
-    /// It closes this generation, unless another core has closed it.
+    /// The core closes the batch of this number, unless another core has closed it.
     Closes(u64),
 }
 
-/// A core's step at a time.
+/// Step of a core at a time, in nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Ask {
     pub(crate) at: f64,
@@ -30,7 +30,7 @@ impl Eq for Ask {}
 
 impl Ord for Ask {
     fn cmp(&self, other: &Self) -> Ordering {
-        // Two at the same time: the lower number first, so that a run repeats.
+        // At equal times the lower core number comes first, so that a run is repeatable.
         self.at
             .total_cmp(&other.at)
             .then(self.core.cmp(&other.core))
@@ -44,7 +44,7 @@ impl PartialOrd for Ask {
     }
 }
 
-/// Cores that repeat an operation until they have made `ops` of them each, on average.
+/// Cores that repeat an operation, until they have made `ops` each on average.
 pub(crate) struct Cores {
     asks: BinaryHeap<Reverse<Ask>>,
     cores: usize,
@@ -57,7 +57,7 @@ pub(crate) struct Cores {
 impl Cores {
     pub(crate) fn new(cores: usize, ops: u64) -> Self {
         Self {
-            // All begin a little apart, as threads do behind a barrier.
+            // The starts are 1 ns apart, like those of threads behind a barrier.
             asks: (0..cores)
                 .map(|core| {
                     Reverse(Ask {
@@ -81,23 +81,23 @@ impl Cores {
         Some(ask)
     }
 
-    /// Number of cores.
+    /// Returns the number of cores.
     pub(crate) fn count(&self) -> usize {
         self.cores
     }
 
-    /// `core` comes again at `at`.
+    /// Schedules the next step of `core` at `at`.
     pub(crate) fn comes(&mut self, core: usize, at: f64, step: Step) {
         self.asks.push(Reverse(Ask { at, core, step }));
     }
 
-    /// The hardware was given a batch.
+    /// Counts a batch that was submitted to the hardware.
     pub(crate) fn flushed(&mut self) {
         self.flushes += 1;
     }
 
-    /// `core` made `count` operations, the last at `at`, and asks again at `again`. False when the
-    /// run is over.
+    /// Counts `count` operations of `core`, the last at `at`, and schedules its next request at
+    /// `again`. Returns false when the run is over.
     pub(crate) fn made(&mut self, core: usize, count: u64, at: f64, again: f64) -> bool {
         self.total += count;
         self.end = self.end.max(at);
@@ -105,7 +105,8 @@ impl Cores {
         self.total < self.ops
     }
 
-    /// `parts` of what was counted make one operation.
+    /// Returns the outcome, if `parts` of the counted operations make one operation of the
+    /// caller's.
     pub(crate) fn outcome(&self, parts: f64) -> Outcome {
         let (ops, cores) = (self.total as f64 / parts, self.cores);
         Outcome {
@@ -116,7 +117,8 @@ impl Cores {
         }
     }
 
-    /// Own work, then `held` under the lock, and `moved` more where another core held it last.
+    /// Simulates own work, then `held` under the lock, and `moved` more if another core held it
+    /// last.
     pub(crate) fn locked(&mut self, line: f64, own: f64, held: f64, moved: f64) {
         let (mut free_at, mut last) = (0.0, usize::MAX);
         while let Some(Ask { at, core, .. }) = self.next() {
@@ -125,7 +127,7 @@ impl Cores {
             } else if at < free_at {
                 free_at + HANDOVER_LINES * line + moved
             } else {
-                // No core waits: only the lock's line moves.
+                // No core waits: only the line of the lock moves.
                 at.max(free_at) + line + moved
             };
             let end = begin + held;
@@ -137,14 +139,14 @@ impl Cores {
         }
     }
 
-    /// Own work alone until the queue is full; then what an earlier flush covers leaves it, or
-    /// there is a flush.
+    /// Simulates own work until the core's queue is full. Then the entries that an earlier flush
+    /// covers leave the queue; if there are none, the core flushes.
     pub(crate) fn deferred(&mut self, c: Constants, own: f64, entries: u32) {
         let entries = entries as usize;
         let mut queues = vec![VecDeque::with_capacity(entries); self.cores];
         let (mut began, mut free_at, mut last) = (f64::NEG_INFINITY, 0.0, usize::MAX);
         while let Some(Ask { at, core, .. }) = self.next() {
-            // No other core takes part until the queue is full: these operations need no events.
+            // Other cores take no part until the queue is full, so these operations need no events.
             let queue = &mut queues[core];
             let mut now = at;
             let count = entries - queue.len();
@@ -152,7 +154,7 @@ impl Cores {
                 now += own;
                 queue.push_back(now);
             }
-            // The flush that began last covers what was queued before, once it is complete.
+            // The flush that began last covers the entries queued before it, once it is complete.
             let covers =
                 |queue: &VecDeque<f64>, began: f64| queue.front().is_some_and(|t| *t <= began);
             if now < free_at && covers(queue, began) {
@@ -170,7 +172,7 @@ impl Cores {
                 (free_at, last) = (now, core);
                 self.flushes += 1;
             } else if last != core {
-                // The epoch that another core wrote.
+                // The transfer of the epoch's line, which another core wrote.
                 now += c.line_ns;
             }
             while queue.front().is_some_and(|queued| *queued <= began) {

@@ -1,9 +1,10 @@
-//! Throughput of many cores, predicted by a discrete-event **model**, never measured.
+//! Discrete-event **model** of the throughput of many cores. Its results are predictions, never
+//! measurements.
 //!
-//! **What.** Cores that repeat one operation, and what they queue for: a lock, a serial flush, a
-//! line on which they meet. Time comes from [`Constants`] measured in the same run on one and two
-//! cores; [`run`] plays the events for any number. [`validate`] compares the model with measured
-//! values at the core counts that exist, and reports the deviation.
+//! **What.** Cores that repeat one operation, and the resources for which they queue: a lock, a
+//! serial flush, a shared cache line. [`Constants`] are measured in the same run on one and two
+//! cores; [`run`] simulates any number of cores. [`validate`] compares the model with values
+//! measured at the available core counts, and reports the deviation.
 //!
 //! **How work flows.** `bench/dma` measures, fills [`Constants`] and [`System`], prints
 //! [`validate`], and only then [`sweep`] to 128 cores. Everything it prints from here carries the
@@ -11,14 +12,14 @@
 //!
 //! | [`System`] | one operation |
 //! |---|---|
-//! | `StrictLock` | own work; lock handed over by three line transfers; one flush under it |
-//! | `StrictCombining` | own work; alone on idle hardware, until waits press; then a post in the open generation, which the first closes when the batch before is complete and another has come; one flush for all, for which each core waits |
-//! | `Deferred` | own work; every `entries` operations one flush, unless another core's flush came meanwhile |
-//! | `TreeLock` | twice: lock handed over, work under it, the lines under it that another core wrote last |
+//! | `StrictLock` | own work; lock handed over by three line transfers; one flush while it is held |
+//! | `StrictCombining` | own work; a flush alone while the hardware is idle, until cores have to wait. Then each core joins the open batch. Its first core closes it when the batch before is complete and another core has joined; one flush serves all, and each core waits for it |
+//! | `Deferred` | own work; every `entries` operations one flush, unless another core has flushed since |
+//! | `TreeLock` | twice: lock handed over, work while it is held, transfers of the lines that another core wrote last |
 //! | `Private` | own work, and the remote lines that the line probe counts per operation |
 //!
-//! **Left out**, all to the advantage of the locks: crowds of spinners that slow the holder (queued
-//! locks have none), sockets (one transfer costs the same everywhere), memory bandwidth,
+//! **Left out**, all to the advantage of the locks: many spinning cores that slow the holder down
+//! (queued locks avoid that), sockets (one transfer costs the same everywhere), memory bandwidth,
 //! interrupts. Waiting cores are served in order of arrival; a real test-and-set lock may favour
 //! the core that released it.
 #![forbid(unsafe_code)]
@@ -30,18 +31,18 @@ use std::fmt;
 
 use events::Cores;
 
-/// Costs measured in the same run, nanoseconds.
+/// Costs in nanoseconds, measured in the same run.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Constants {
-    /// One cache line from one core to another, one way: half of the round trip that the line probe
-    /// measures.
+    /// Transfer of one cache line from one core to another: half of the round trip that is measured
+    /// between two threads.
     pub line_ns: f64,
-    /// Taking and releasing a lock that is already in the own cache; combining's read-modify-writes
-    /// are taken for as dear.
+    /// Taking and releasing a lock whose line is in the own cache. The read-modify-writes of
+    /// combining are assumed to cost the same.
     pub lock_ns: f64,
-    /// One page-selective or batched flush; flushes are serial.
+    /// One page-selective or batched flush. Flushes are serial.
     pub flush_ns: f64,
-    /// One global flush, as deferred policies send.
+    /// One global flush, as deferred policies submit it.
     pub global_flush_ns: f64,
 }
 
@@ -66,59 +67,59 @@ pub enum System {
         /// The operation on one core without its flush, lock included.
         own_ns: f64,
     },
-    /// Strict protection, unmaps of many cores meet in one flush, which takes as long as that of
-    /// one page.
+    /// Strict protection. Unmaps of many cores share one flush, which takes as long as that of one
+    /// page.
     StrictCombining {
         /// The operation on one core without its flush.
         own_ns: f64,
-        /// Time for which the first core, alone on idle hardware, waits for another; see
+        /// Time for which the first core, on otherwise idle hardware, waits for another; see
         /// [`GATHER_NS`].
         gather_ns: f64,
     },
     /// Unmaps queue per core; a full queue flushes globally.
     Deferred {
-        /// The operation on one core, its share of the flush not included.
+        /// The operation on one core, without its share of the flush.
         own_ns: f64,
         /// Entries of the queue, at least 1.
         entries: u32,
     },
     /// An allocator under one lock, taken to allocate and to free.
     TreeLock {
-        /// The pair on one core outside the lock.
+        /// The pair of operations on one core, outside the lock.
         own_ns: f64,
-        /// Work under the lock per pair, on one core, lock included.
+        /// Work under the lock per pair of operations, on one core, lock included.
         critical_ns: f64,
-        /// Lines under the lock, per pair, that another core wrote last; [`TREE_LINES`] where they
-        /// were not counted.
+        /// Lines accessed under the lock, per pair, that another core wrote last; [`TREE_LINES`]
+        /// where they were not counted.
         lines: f64,
     },
-    /// An allocator whose cores work on lines of their own.
+    /// An allocator whose cores mostly work on lines of their own.
     Private {
-        /// The pair on one core.
+        /// The pair of operations on one core.
         own_ns: f64,
         /// Remote lines per pair, as the line probe counts them for this number of cores.
         lines: f64,
     },
 }
 
-/// Line transfers when a contended lock changes hands: the release takes the line back from the
-/// waiter, the waiter reads it, and takes it for itself.
+/// Line transfers when a contended lock changes hands: the releasing core takes the line back from
+/// the waiter, the waiter reads it, and takes it exclusively.
 pub const HANDOVER_LINES: f64 = 3.0;
 
-/// Time for which `dma-map`'s combining waits for others: 256 polls without a pause.
+/// Time for which the combining of `dma-map` waits for other cores: 256 polls without a pause.
 pub const GATHER_NS: f64 = 500.0;
 
-/// Remote lines under the lock of a tree of ranges: root and two nodes, at each of the two
-/// operations.
+/// Remote lines accessed under the lock of a tree of ranges: the root and two nodes, in each of the
+/// two operations.
 pub const TREE_LINES: f64 = 6.0;
 
-/// The numbers of cores that [`sweep`] plays.
+/// Numbers of cores that [`sweep`] simulates.
 pub const CORES: [usize; 8] = [1, 2, 4, 8, 16, 32, 64, 128];
 
 /// Result of the model.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Outcome {
-    /// Cores played.
+    /// Number of cores simulated.
     pub cores: usize,
     /// Operations of all cores together, millions per second.
     pub mps: f64,
@@ -138,10 +139,10 @@ impl fmt::Display for Outcome {
     }
 }
 
-/// Operations each core makes: enough that the start does not show.
+/// Operations of each core: enough that the start has no effect on the result.
 const OPS: u64 = 4_000;
 
-/// Plays `cores` cores (at least 1).
+/// Simulates `cores` cores (at least 1).
 ///
 /// # Panics
 /// `cores` is 0, or a time is negative or no number.
@@ -175,7 +176,7 @@ pub fn run(system: System, constants: Constants, cores: usize) -> Outcome {
         }
         System::Deferred { own_ns, entries } => {
             assert!(entries > 0, "a queue without entries");
-            // Many fillings of the queue, or the last one shows.
+            // Many fillings of the queue, so that the last, incomplete one has no effect.
             let mut run = Cores::new(cores, OPS.max(u64::from(entries) * 64));
             run.deferred(c, own_ns, entries);
             run.outcome(1.0)
@@ -200,28 +201,28 @@ pub fn sweep(system: System, constants: Constants) -> [Outcome; CORES.len()] {
     CORES.map(|cores| run(system, constants, cores))
 }
 
-/// The model beside one measured value.
+/// A prediction beside one measured value.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Check {
-    /// Cores of both.
+    /// Number of cores of both.
     pub cores: usize,
-    /// Measured, all cores together, millions of operations per second.
+    /// Measured value of all cores together, millions of operations per second.
     pub measured_mps: f64,
-    /// The model's.
+    /// Value that the model predicts.
     pub model_mps: f64,
 }
 
-/// Largest deviation that the model may have where it can be checked.
+/// Greatest deviation for which the model counts as valid.
 pub const TOLERANCE: f64 = 0.20;
 
 impl Check {
-    /// The model's deviation from the measurement: 0.1 for 10 % too fast.
+    /// Returns the model's deviation from the measurement: 0.1 if it is 10 % too fast.
     #[must_use]
     pub fn deviation(&self) -> f64 {
         self.model_mps / self.measured_mps - 1.0
     }
 
-    /// Whether the deviation is within [`TOLERANCE`].
+    /// Returns whether the deviation is within [`TOLERANCE`].
     #[must_use]
     pub fn holds(&self) -> bool {
         self.deviation().abs() <= TOLERANCE
@@ -246,8 +247,8 @@ impl fmt::Display for Check {
     }
 }
 
-/// The model beside what was measured: pairs of cores and millions of operations per second, all
-/// cores together.
+/// Compares the model with `measured`: pairs of a number of cores, and of millions of operations
+/// per second of all cores together.
 #[must_use]
 pub fn validate(system: System, constants: Constants, measured: &[(usize, f64)]) -> Vec<Check> {
     let check = |&(cores, measured_mps)| Check {

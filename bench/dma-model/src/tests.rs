@@ -1,5 +1,4 @@
-//! The model against arithmetic, and against the measured baseline of the field at one and two
-//! cores.
+//! The model compared with arithmetic, and with values measured on one and two cores.
 
 use super::*;
 
@@ -14,8 +13,8 @@ fn near(value: f64, expected: f64, share: f64) -> bool {
     (value / expected - 1.0).abs() <= share
 }
 
-/// Measured with Linux's allocator and flush queue in user space, conditions in the results page:
-/// two processors of a Sapphire Rapids guest, round trip of a line 115 to 128 ns.
+/// Measured with Linux's allocator and flush queue in user space, under the conditions of the
+/// results page: two processors of a Sapphire Rapids guest, round trip of a line 115 to 128 ns.
 #[test]
 fn the_measured_baseline_is_met_within_a_fifth() {
     let flush = |flush_ns| Constants {
@@ -63,8 +62,8 @@ fn combining_is_strict_for_one_core_and_for_those_that_ask_rarely() {
     assert_eq!(two.ops_per_flush, 1.0);
 }
 
-/// `d_strict_combining_f500` on two CPUs of a Xeon of 2.5 GHz, round trip 207 ns, as in the results
-/// page.
+/// `d_strict_combining_f500` on two CPUs of a Xeon of 2.5 GHz, round trip of a line 207 ns, from
+/// the results page.
 #[test]
 fn two_combining_cores_are_as_quick_as_measured() {
     let system = System::StrictCombining {
@@ -89,8 +88,8 @@ fn combining_grows_with_cores_up_to_the_cost_of_posting() {
     for (combined, locked) in outcomes.iter().zip(sweep(LOCK, Constants::default())) {
         assert!(combined.mps >= locked.mps * 0.999, "{combined} {locked}");
     }
-    // One batch after the other: a flush and a doorbell of 150 ns, and for each core a line and 10
-    // ns.
+    // Batches are serial: each takes a flush and a doorbell of 150 ns, and for each core a line and
+    // 10 ns.
     let constants = Constants {
         lock_ns: 10.0,
         flush_ns: 650.0,
@@ -129,7 +128,8 @@ fn a_tree_under_a_lock_falls_and_private_lines_scale() {
     let c = Constants::default();
     let (one, two) = (run(tree, c, 1), run(tree, c, 2));
     assert!(near(one.ns, 40.0, 0.01), "{one}");
-    // Two handovers of three lines, six lines, 40 ns of work: 736 ns for a pair of either core.
+    // Two hand-overs of three lines, six lines, 40 ns of work: 736 ns for a pair of operations of
+    // either core.
     assert!(near(two.mps, 1000.0 / 736.0, 0.01), "{two}");
     let chunk = System::Private {
         own_ns: 5.0,

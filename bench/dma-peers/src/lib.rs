@@ -22,7 +22,6 @@
 //!
 //! **Left out**: everything that only a user of the product would need. Only `bench/`, `fuzz/` and
 //! tests need this crate.
-//! and tests needs this crate.
 #![deny(unsafe_code)]
 
 extern crate alloc;

@@ -1,4 +1,4 @@
-//! A space behind one lock: the shape of those allocators whose cores keep nothing.
+//! An IOVA space behind one lock: common part of those allocators that have no per-core caches.
 
 use alloc::sync::Arc;
 
@@ -12,15 +12,15 @@ use iova::{
 
 /// State of a space behind its lock.
 pub(crate) trait Space: Send + Sized {
-    /// All of it free.
+    /// Creates a space that is completely free.
     fn new(aperture: &Aperture) -> Self;
     fn alloc(&mut self, wanted: Wanted, aperture: &Aperture) -> Result<IovaRange, AllocError>;
     fn free(&mut self, range: IovaRange) -> Result<(), FreeError>;
-    /// Pins what is allocated and not pinned, or the other way round.
+    /// Pins an allocated range that is not pinned, or unpins a pinned one.
     fn set_pinned(&mut self, range: IovaRange, is_pinned: bool) -> Result<(), FreeError>;
-    /// All but `slow`.
+    /// Returns all statistics but `slow`.
     fn stats(&self) -> Stats;
-    /// Panics where an invariant is broken.
+    /// Panics if an invariant is broken.
     #[cfg(debug_assertions)]
     fn check(&self);
 }
@@ -31,7 +31,8 @@ pub(crate) struct Locked<S: Space> {
     inner: Lock<Counted<S>>,
 }
 
-/// A space and how often it was asked: every operation leaves its core's memory.
+/// A space, and the number of operations on it. Each counts as slow: it leaves the core's own
+/// memory.
 struct Counted<S> {
     space: S,
     slow: u64,
@@ -99,7 +100,7 @@ impl<S: Space> Drop for Locked<S> {
     }
 }
 
-/// Makes an allocator and its handle over a [`Space`].
+/// Defines an allocator and its per-core handle over a [`Space`].
 macro_rules! locked_allocator {
     ($(#[$doc:meta])* $name:ident, $core:ident, $space:ty) => {
         $(#[$doc])*

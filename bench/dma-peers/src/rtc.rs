@@ -1,21 +1,21 @@
-//! Reverse Translation Cache, as PVIOMMU (KSII TIIS 2016) describes it.
+//! Reverse Translation Cache, as described by PVIOMMU (KSII TIIS 2016).
 //!
-//! A map from pages to mappings, an adaptive radix tree, and a first-in-first-out list of *cycles*.
-//! A mapping is in the tree from its first use on; its REUSING bit says that a driver has it. A
-//! release clears the bit and lists the mapping in the current cycle; the cycle that leaves the
-//! list takes along what was released in it and neither used nor released since. With cycles of 10
-//! s, four of them, a mapping rests for 30 to 40 s.
+//! An adaptive radix tree maps pages to mappings, and a first-in-first-out list holds *cycles*. A
+//! mapping is in the tree from its first use on; its REUSING bit is set while a driver uses it. A
+//! release clears the bit and adds the mapping to the list of the current cycle. When a cycle
+//! leaves the list, the mappings that were released in it, and neither used nor released since, are
+//! torn down. With four cycles of 10 s a released mapping is kept for 30 to 40 s.
 //!
-//! There is no bound on the entries, and so none on stale mappings: the paper gives none, and none
-//! is added here, so that the structure can be compared as it is. Nor can any other core than the
-//! owner expire its entries. The tree and the lists grow; a removed entry's memory is used again
-//! but not given back.
+//! The entries, and so the stale mappings, are not bounded: the paper gives no bound, and none is
+//! added here, so that the structure can be compared as published. No other core than the owner can
+//! expire its entries. The tree and the lists grow; the memory of a removed entry is reused but not
+//! freed.
 //!
-//! *From its first use on* is one reading of the paper; [`RtcCache::from_first_release`] is the
-//! other, in which a mapping's lifetime does not begin anew when it is released again.
+//! «From its first use on» is one reading of the paper. [`RtcCache::from_first_release`] implements
+//! the other, in which a second release does not restart a mapping's lifetime.
 //!
-//! A page that is in use (REUSING) is not found a second time: the bit does not count users. A
-//! second mapping of such a page is unknown here until its release, and is then torn down.
+//! A page that is in use (REUSING) gives no second hit, since the bit does not count users. A
+//! second mapping of such a page is unknown to the cache until its release, and is then torn down.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -28,9 +28,10 @@ use dma_map::testing::reuse::{
 
 use crate::art::Art;
 
-/// Length of a cycle where nothing else is asked for: 10 s.
+/// Default length of a cycle: 10 s, in nanoseconds.
 pub const CYCLE_NS: u64 = 10_000_000_000;
-/// Cycles in the list: what is released at the very start of one goes when four have passed.
+/// Number of cycles in the list: a mapping released at the start of one expires when four have
+/// passed.
 const CYCLES: u64 = 4;
 /// Cycle of an entry that has not been released yet.
 const NEVER: u64 = u64::MAX;
@@ -40,46 +41,45 @@ struct Entry {
     range: PackedRange,
     /// Time of its last release.
     since_ns: u64,
-    /// The cycle that lists it; older lists may still name it, and are wrong.
+    /// The cycle whose list holds it. Older lists may still name it, and are then ignored.
     cycle: u64,
     is_reusing: bool,
-    /// In the tree. Otherwise free, in a batch, or over while it is in use.
+    /// Whether it is in the tree. Otherwise it is free, in a batch, or has expired while in use.
     is_indexed: bool,
 }
 
-/// A reverse translation cache of one core.
+/// The reverse translation cache of one core.
 pub struct RtcCache {
     tree: Art,
     entries: Vec<Entry>,
     free: Vec<u32>,
-    /// Entries released in each of the last cycles, the current one at the back.
+    /// Entries released in each of the last cycles; the current cycle is at the back.
     cycles: VecDeque<VecDeque<u32>>,
-    /// Entries released in cycles that have passed; some were used again, and are listed in a later
-    /// one.
+    /// Entries released in cycles that have passed. Some were used since, and are in the list of a
+    /// later cycle.
     due: VecDeque<u32>,
     /// Number of the current cycle.
     current: u64,
-    /// Time at which the next one begins.
+    /// Time at which the next cycle begins, in nanoseconds.
     turn_ns: u64,
     cycle_ns: u64,
-    /// Cycles in the list.
+    /// Number of cycles in the list.
     length: u64,
-    /// A lifetime begins with the first release: what is released again stays in the list that has
-    /// it.
+    /// The lifetime begins with the first release: a later release leaves the entry in its list.
     is_from_first: bool,
     own: Counts,
 }
 
 impl RtcCache {
-    /// An empty cache with cycles of `cycle_ns`, at least 1; lifetimes begin anew with each
-    /// release.
+    /// Creates an empty cache with cycles of `cycle_ns`, at least 1. Each release restarts a
+    /// mapping's lifetime.
     pub fn new(cycle_ns: u64) -> Self {
         Self::with(cycle_ns, CYCLES, false)
     }
 
-    /// The same with lifetimes from the first release on, `cycles` (at most 2^16) after the one of
-    /// it, as `exitless-iommu.ko` has them: what is in use then is not found any more, and is torn
-    /// down at its release.
+    /// Creates one whose lifetimes begin with the first release and end `cycles` (at most 2^16)
+    /// cycles after that one, as in `exitless-iommu.ko`. A mapping that is in use when it expires
+    /// gives no hits any more, and is torn down at its release.
     pub fn from_first_release(cycle_ns: u64, cycles: u64) -> Self {
         Self::with(cycle_ns, cycles.min(1 << 16) + 1, true)
     }
@@ -102,7 +102,7 @@ impl RtcCache {
         }
     }
 
-    /// Bytes of the tree alone.
+    /// Returns the bytes of the tree.
     pub fn tree_bytes(&self) -> usize {
         self.tree.bytes()
     }
@@ -112,7 +112,7 @@ impl RtcCache {
         self.tree.get(key.word(), key_of)
     }
 
-    /// Adds an entry in use; the key is not in the tree.
+    /// Adds an entry that is in use. Its key is not in the tree.
     fn insert_node(&mut self, key: Key, range: PackedRange) -> u32 {
         let entry = Entry {
             key,
@@ -139,7 +139,7 @@ impl RtcCache {
         number
     }
 
-    /// Takes an entry out of the tree.
+    /// Removes an entry from the tree.
     fn forget(&mut self, number: u32) {
         let entries = &self.entries;
         let key_of = |number: u32| entries[number as usize].key.word();
@@ -149,7 +149,7 @@ impl RtcCache {
         self.entries[number as usize].is_indexed = false;
     }
 
-    /// Takes an idle entry out of the tree.
+    /// Removes an idle entry from the tree and adds it to the batch.
     fn take(&mut self, number: u32, batch: &mut Batch) {
         self.forget(number);
         let entry = &self.entries[number as usize];
@@ -160,14 +160,14 @@ impl RtcCache {
         });
     }
 
-    /// The list that holds what was released longest ago.
+    /// Returns the list with the entries that were released longest ago.
     fn oldest_list(&mut self) -> Option<&mut VecDeque<u32>> {
         let mut lists = core::iter::once(&mut self.due).chain(&mut self.cycles);
         lists.find(|list| !list.is_empty())
     }
 
-    /// Begins the cycles that have come, then lets those that have passed go as far as the batch
-    /// has room.
+    /// Begins the cycles whose time has come, then expires the entries of passed cycles as far as
+    /// the batch has room.
     fn turn(&mut self, now_ns: u64, batch: &mut Batch) -> Progress {
         if now_ns >= self.turn_ns {
             let now = now_ns / self.cycle_ns;
@@ -196,7 +196,7 @@ impl RtcCache {
                 self.take(number, batch);
                 self.own.expired += 1;
             } else if is_due && entry.is_indexed && self.is_from_first {
-                // Its release finds nothing, and tears it down.
+                // Its release finds no entry, and tears the mapping down.
                 self.forget(number);
                 self.free.push(number);
                 self.own.expired += 1;
@@ -239,9 +239,9 @@ impl ReuseCache for RtcCache {
             return Released::TearDown;
         };
         let number = match self.get(key) {
-            // Over while it was in use.
+            // It expired while it was in use.
             None if self.is_from_first => return Released::TearDown,
-            // Made on another core, or not adopted.
+            // It was mapped on another core, or `insert` did not add it.
             None => self.insert_node(key, range),
             Some(number) => number,
         };
@@ -278,7 +278,7 @@ impl ReuseCache for RtcCache {
         while let Some(&number) = self.oldest_list().and_then(|list| list.front()) {
             let entry = &mut self.entries[number as usize];
             if entry.is_reusing {
-                // No list names it now; its release lists it again, in the cycle of that time.
+                // No list names it now; its release adds it to the list of the cycle of that time.
                 entry.cycle = NEVER;
             } else if entry.is_indexed {
                 if batch.is_full() {

@@ -1,23 +1,23 @@
-//! Table of one byte per page, by which the caching allocators check a free without a lock.
+//! Table with one byte per page, by which the caching allocators validate a free without a lock.
 //!
-//! The byte of a range's first page says that it is allocated, pinned or cached, and of which order
-//! it is; bytes of other pages are 0. So one load shows whether the range given to `free` is
-//! exactly one that is out: a double free finds "cached", a partial free finds 0 or another order,
-//! a range never allocated 0.
+//! The byte of a range's first page holds the range's state (allocated, pinned or cached) and its
+//! order; bytes of other pages are 0. So one load shows whether the range given to `free` is
+//! exactly one that is allocated: a double free finds "cached", a partial free finds 0 or another
+//! order, a range that was never allocated finds 0.
 //!
 //! **Writers.** The byte of an allocated range is written by its holder, that of a cached range by
-//! the core that took it out of a cache. Each hands the range on through a magazine, a list or a
-//! lock. So [`States::release`] and [`States::take`] are a plain load and store. What this costs:
-//! two *buggy* frees of one range, at the same instant on two cores, may both find "allocated" and
-//! both succeed, so that two caches hold the range. `take` refuses what is not "cached", so the
-//! second copy is dropped when it turns up while the first is out, which repairs the damage; only
-//! if both copies are taken while neither taker sees the other's store are there two owners. No
-//! memory is at stake in this crate, and callers that must rely on more (an unmap that lets a
-//! device's access end before it frees) go through [`States::pin`], a compare-and-swap: of any
-//! number of pins one wins.
+//! the core that took it out of a cache. Each passes the range on through a magazine, a list or a
+//! lock, so [`States::release`] and [`States::take`] are a plain load and store. The price: two
+//! *buggy* frees of one range, at the same instant on two cores, may both find "allocated" and both
+//! succeed, so that two caches hold the range. `take` refuses a range that is not "cached", so the
+//! second copy is dropped if it turns up while the first is allocated, which repairs the damage.
+//! Only if both copies are taken while neither core sees the other's store does the range have two
+//! owners. This crate accesses no memory by these ranges. Callers that need more (an unmap that
+//! ends a device's access before it frees) use [`States::pin`], a compare-and-swap: of any number
+//! of concurrent pins one succeeds.
 //!
-//! Memory: a tree whose leaves are 4 KiB for 4,096 pages (16 MiB of IOVA), made when first touched
-//! and kept. The allocators pack to the top of the space, so few are touched.
+//! Memory: a tree whose leaves have 4 KiB for 4,096 pages (16 MiB of IOVA). A leaf is made at its
+//! first use and kept. The allocators fill the space from the top, so few leaves exist.
 
 use alloc::boxed::Box;
 
@@ -26,10 +26,10 @@ use once_cell::race::OnceBox;
 
 use iova::{Aperture, IovaPfn};
 
-/// Orders that have states: up to 2^9 pages.
+/// Number of orders that have states: ranges of up to 2^9 pages.
 pub(crate) const ORDERS: usize = 10;
 
-/// Pages of one leaf. Small in a model, which pays for every atomic.
+/// Bits of a page number within a leaf. Small under loom, whose cost grows with every atomic.
 const LEAF_SHIFT: u32 = if cfg!(loom) { 3 } else { 12 };
 const NODE_SHIFT: u32 = 12;
 
@@ -37,7 +37,7 @@ const ALLOCATED: u8 = 0x10;
 const PINNED: u8 = 0x20;
 const CACHED: u8 = 0x30;
 
-/// State of a page: the range that starts there.
+/// State of the range that starts at a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
     None,
@@ -57,7 +57,7 @@ pub(crate) struct States {
     root: Node,
     first: u64,
     pages: u64,
-    /// Bits of a page's number below those that choose among the root's children.
+    /// Number of lower bits of a page number that do not select a child of the root.
     root_shift: u32,
 }
 
@@ -109,7 +109,7 @@ impl States {
         }
     }
 
-    /// The byte of a page, if its leaf exists.
+    /// Returns the byte of a page, if its leaf exists.
     #[inline]
     fn byte(&self, page: u64) -> Option<&AtomicU8> {
         let index = page.wrapping_sub(self.first);
@@ -127,7 +127,7 @@ impl States {
         Some(&leaf.0[index as usize & ((1 << LEAF_SHIFT) - 1)])
     }
 
-    /// The byte of a page of the aperture.
+    /// Returns the byte of a page of the aperture, and makes its leaf if needed.
     fn made_byte(&self, page: u64) -> &AtomicU8 {
         let index = page - self.first;
         let (mut node, mut shift) = (&self.root, self.root_shift);
@@ -143,14 +143,14 @@ impl States {
         &leaf.0[index as usize & ((1 << LEAF_SHIFT) - 1)]
     }
 
-    /// Allocated → cached; whether it was allocated exactly so.
+    /// Allocated → cached. Returns whether the range was allocated with this order.
     #[inline]
     pub(crate) fn release(&self, page: u64, order: u8) -> bool {
         let Some(byte) = self.byte(page) else {
             return false;
         };
-        // Relaxed: the byte orders nothing. The last holder's accesses to the range are ordered
-        // before this core's by the way on which the range was passed to this core.
+        // Relaxed: the byte orders no other accesses. The last holder's accesses are ordered before
+        // this core's by the magazine, list or lock through which the range was passed.
         let is_allocated = byte.load(Ordering::Relaxed) == ALLOCATED | order;
         if is_allocated {
             byte.store(CACHED | order, Ordering::Relaxed);
@@ -158,14 +158,15 @@ impl States {
         is_allocated
     }
 
-    /// Cached → allocated; false for the second copy of a range that two cores freed at once.
+    /// Cached → allocated. Returns false for the second copy of a range that two cores freed at
+    /// once.
     #[inline]
     pub(crate) fn take(&self, page: u64, order: u8) -> bool {
         let Some(byte) = self.byte(page) else {
             return false;
         };
-        // Relaxed: the store that made it "cached" came here with the range, through the cache or
-        // its lock.
+        // Relaxed: the store of "cached" happened before, since the range was passed here through
+        // the cache or its lock.
         let is_cached = byte.load(Ordering::Relaxed) == CACHED | order;
         if is_cached {
             byte.store(ALLOCATED | order, Ordering::Relaxed);
@@ -173,10 +174,10 @@ impl States {
         is_cached
     }
 
-    /// Allocated → pinned, for one of all that try.
+    /// Allocated → pinned. Of concurrent calls one succeeds.
     pub(crate) fn pin(&self, page: u64, order: u8) -> bool {
         let (from, to) = (ALLOCATED | order, PINNED | order);
-        // Relaxed: as above; the exchange itself decides which caller wins.
+        // Relaxed: as above. The compare-and-swap itself decides which caller succeeds.
         let swap =
             |byte: &AtomicU8| byte.compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed);
         self.byte(page).is_some_and(|byte| swap(byte).is_ok())
@@ -194,20 +195,20 @@ impl States {
             .store(ALLOCATED | order, Ordering::Relaxed);
     }
 
-    /// A range fresh from the space → allocated.
+    /// Sets a range new from the space to allocated.
     pub(crate) fn set_allocated(&self, page: u64, order: u8) {
         self.made_byte(page)
             .store(ALLOCATED | order, Ordering::Relaxed);
     }
 
-    /// A range fresh from the space → cached.
+    /// Sets a range new from the space to cached.
     pub(crate) fn set_cached(&self, page: u64, order: u8) {
         self.made_byte(page)
             .store(CACHED | order, Ordering::Relaxed);
     }
 
-    /// Cached → nothing; false where it was not cached, so that no range goes back to the space
-    /// twice.
+    /// Cached → no state. Returns false if the range was not cached, so that no range returns to
+    /// the space twice.
     pub(crate) fn clear(&self, page: u64, order: u8) -> bool {
         let Some(byte) = self.byte(page) else {
             return false;
@@ -229,12 +230,13 @@ impl States {
         }
     }
 
-    /// Whether any page of `first..=last` belongs to a range that is out; at most 2^9 pages.
+    /// Returns whether any page of `first..=last` (at most 2^9 pages) belongs to a range that is
+    /// allocated or pinned.
     #[cold]
     pub(crate) fn is_any_out(&self, first: IovaPfn, last: IovaPfn) -> bool {
         let (first, last) = (first.raw(), last.raw());
-        // What covers `first` starts at one of its alignments, what covers another page there or
-        // later.
+        // A range that covers `first` starts at one of these alignments; one that covers a later
+        // page starts there or at a later page.
         let around = (0..ORDERS as u32).map(|order| first >> order << order);
         around
             .chain(first..=last)
@@ -244,7 +246,7 @@ impl States {
             })
     }
 
-    /// Clears all bytes. No other thread may use the space meanwhile.
+    /// Clears all bytes. The caller ensures that no other thread uses the space meanwhile.
     pub(crate) fn clear_all(&self) {
         self.root.for_each_leaf(&mut |leaf| {
             leaf.0

@@ -1,15 +1,15 @@
-//! Hand-over of things from a core to its neighbour, which frees them; and cores that take turns,
-//! or run at once.
+//! Passing of ranges or mappings from a core to its neighbour, which frees them; and cores that run
+//! in turns or concurrently.
 
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 use iova::testing::Random;
 
-/// Most things that one hand holds.
+/// Greatest number of items that wait for one core.
 const FULL: usize = 256;
 
-/// Hand of each core: the things that this core has to free.
+/// For each core, the items that its neighbour has passed to it and that it has to free.
 pub struct Hands<T>(Vec<Mutex<Vec<T>>>);
 
 impl<T> Hands<T> {
@@ -17,7 +17,7 @@ impl<T> Hands<T> {
         Self((0..cores).map(|_| Mutex::new(Vec::new())).collect())
     }
 
-    /// Gives `thing` to the neighbour of `core`; returns it if that hand is full.
+    /// Passes `thing` to the next core; returns it if that core's list is full.
     pub fn pass(&self, core: usize, thing: T) -> Option<T> {
         let next = &self.0[(core + 1) % self.0.len()];
         let mut hand = next.lock().unwrap_or_else(PoisonError::into_inner);
@@ -36,11 +36,11 @@ impl<T> Hands<T> {
 
 /// One core of a run.
 pub trait Worker: Send {
-    /// One operation.
+    /// Makes one operation.
     fn step(&mut self);
 }
 
-/// `operations` by one thread that plays all cores, in an order that the seed gives.
+/// Makes `operations` on one thread that acts as all cores, in an order that the seed determines.
 pub fn in_turns(workers: &mut [impl Worker], operations: u64, seed: u64) {
     let mut random = Random::new(seed);
     for _ in 0..operations {
@@ -49,7 +49,7 @@ pub fn in_turns(workers: &mut [impl Worker], operations: u64, seed: u64) {
     }
 }
 
-/// `operations` by all cores at once.
+/// Makes `operations` on all cores at once, each with a thread of its own.
 pub fn at_once(workers: &mut [impl Worker], operations: u64) {
     let each = operations.div_ceil(workers.len() as u64);
     thread::scope(|scope| {

@@ -1,17 +1,17 @@
-//! `cargo run --release -p dma-soak`: a billion mixed operations over every IOVA allocator and
-//! every mapping policy, each checked, after which everything is back at zero: live ranges and
-//! pages, table pages, stale mappings.
+//! `cargo run --release -p dma-soak`: a billion mixed, checked operations over every IOVA allocator
+//! and every mapping policy. At the end all resources must be released: live ranges and pages,
+//! table pages, stale mappings.
 //!
-//! The operations are shared out evenly among the *runs* of [`runs`]: one space, or one mapper, for
-//! its whole part. The first half of a part is made by one thread that plays three cores, the same
-//! for the same seed; the second half by three threads at once. Runs that are over are noted in
-//! `--state`, and a soak that was interrupted goes on with the next one. One line per run, with the
-//! time it took; a failure names the seed and the run.
+//! The operations are divided evenly among the *runs* of [`runs`]; each run uses one IOVA space, or
+//! one mapper. The first half of a run is made by one thread that acts as three cores, the same for
+//! the same seed; the second half by three threads at once. Completed runs are recorded in the file
+//! `--state`, and an interrupted soak continues with the next run. Each run prints one line with
+//! the time it took; a failure names the seed and the run.
 //!
 //! An operation is a map, an unmap, an allocation, a free, a pin and its end, a hand-over to
 //! another core, an attempt that must be refused, an access by the device, a tick, a park.
-//! Allocators are soaked in phases beside a naive model (`iova::testing`); mappers have none here:
-//! the property tests of `dma-map` look closer and are slower.
+//! Allocators are compared with a naive model, in phases (`iova::testing`). Mappers have no model
+//! here: the property tests of `dma-map` check more, and are slower.
 #![deny(unsafe_code)]
 
 mod allocators;
@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
 
-/// Cores of every run.
+/// Number of cores of every run.
 const CORES: usize = 3;
 
 /// Soaks IOVA allocators and mapping policies.
@@ -50,7 +50,7 @@ struct Args {
     quiet: bool,
 }
 
-/// One space or mapper: its name, and what makes that many operations with that seed.
+/// One IOVA space or mapper: its name, and a function of a number of operations and a seed.
 struct Run {
     name: String,
     soak: Box<dyn Fn(u64, u64)>,
@@ -62,17 +62,17 @@ fn runs() -> Vec<Run> {
     runs
 }
 
-/// Runs that are over, for these arguments.
+/// Completed runs, for these arguments.
 struct Done {
     file: Option<PathBuf>,
-    /// The first line of the file: what the soak is.
+    /// The first line of the file: the arguments of the soak.
     soak: String,
     names: BTreeSet<String>,
 }
 
 impl Done {
     fn read(args: &Args) -> Result<Self> {
-        // By `--only` as well: the operations are shared out among the runs that it selects.
+        // `--only` is part of the key: the operations are divided among the runs that it selects.
         let tree = std::env::var("EXITLESS_SOAK_KEY").unwrap_or_default();
         let soak = format!(
             "operations {} seed {} only {:?} tree {tree}",
@@ -85,7 +85,7 @@ impl Done {
             let text = fs::read_to_string(file)
                 .with_context(|| format!("cannot read {}", file.display()))?;
             let mut lines = text.lines();
-            // Another soak's notes mean nothing here.
+            // A record of a soak with other arguments is ignored.
             if lines.next() == Some(&soak) {
                 names.extend(lines.map(String::from));
             }
@@ -108,13 +108,13 @@ impl Done {
         }
         let names: Vec<_> = self.names.iter().map(String::as_str).collect();
         let text = format!("{}\n{}\n", self.soak, names.join("\n"));
-        // Whole, or not at all.
+        // Written to another file and renamed, so that the record is complete or unchanged.
         let new = file.with_extension("new");
         fs::write(&new, text).with_context(|| format!("cannot write {}", new.display()))?;
         fs::rename(&new, file).with_context(|| format!("cannot write {}", file.display()))
     }
 
-    /// The next soak begins anew.
+    /// Removes the record: the next soak starts from the beginning.
     fn clear(&self) -> Result<()> {
         match &self.file {
             Some(file) if file.exists() => {
@@ -154,7 +154,7 @@ fn main() -> Result<()> {
             continue;
         }
         let since = Instant::now();
-        // Said when a check fails: what it was.
+        // Printed if a check panics.
         let tell = Tell(format!(
             "dma-soak: failed in run {:?}: --operations {} --seed {} --only {:?}",
             run.name, each, args.seed, run.name
@@ -186,7 +186,7 @@ fn main() -> Result<()> {
     done.clear()
 }
 
-/// Prints its text when a panic passes.
+/// Guard that prints its text if it is dropped by a panic.
 struct Tell(String);
 
 impl Drop for Tell {

@@ -1,5 +1,5 @@
-//! Runs of policies: the device, whose cache forgets nothing by itself, reaches what the mappings
-//! lead to and nothing else.
+//! Runs of mapping policies. A device model, whose IOTLB drops no entry by itself, must reach the
+//! memory of live mappings and no other.
 
 use std::sync::Arc;
 
@@ -13,14 +13,14 @@ use iova::*;
 use crate::hand::{Hands, Worker, at_once, in_turns};
 use crate::{CORES, Run};
 
-/// Pages of the space.
+/// Pages of the IOVA space.
 const PAGES: u64 = 1 << 16;
-/// Table pages that there are at most: a leaf table per chunk, those above, and those in
+/// Greatest number of table pages: a leaf table per chunk, those of the levels above, and those in
 /// quarantine.
 const TABLES: usize = 512;
-/// Most mappings that one core holds.
+/// Greatest number of mappings that one core holds.
 const HELD: usize = 300;
-/// Memory pages of one core, and of all.
+/// Memory pages that one core alone maps, and pages that all cores map.
 const OWN: u64 = 512;
 const COMMON: u64 = 32;
 
@@ -28,18 +28,18 @@ const COMMON: u64 = 32;
 struct Shared<A: IovaAllocator> {
     domain: ModelDomain<A>,
     hands: Hands<Live>,
-    /// Nothing may be reached after its unmap.
+    /// The policy is strict: the device must not reach a page after its unmap.
     is_strict: bool,
-    /// The allocator retires chunks, whose tables are then released.
+    /// The allocator retires empty chunks, and their tables are then released.
     gives_back: bool,
 }
 
-/// A mapping, and where it leads.
+/// A mapping, and the memory to which it leads.
 struct Live {
     mapping: Mapping,
     phys: PhysAddr,
     access: Access,
-    /// The page of ours that it begins in, if it is ours alone.
+    /// Index of the page, if it is a single page that only this core maps.
     own: Option<usize>,
 }
 
@@ -49,7 +49,7 @@ struct Core<'a, A: IovaAllocator> {
     id: usize,
     random: Random,
     held: Vec<Live>,
-    /// Number of mappings of each of this core's pages, made and held by this core.
+    /// Number of live mappings of each of this core's own pages.
     uses: Vec<u32>,
     list: Vec<dma_map::DeviceSegment>,
 }
@@ -97,7 +97,7 @@ impl<A: IovaAllocator> Core<'_, A> {
         };
         let mapping = match mapped {
             Ok(mapping) => mapping,
-            // Other cores keep what is left until they run.
+            // Other cores' caches hold the remaining ranges until these cores run.
             Err(DmaMapError::Alloc(_)) => return,
             Err(error) => panic!("{error}: {error:?}"),
         };
@@ -116,7 +116,7 @@ impl<A: IovaAllocator> Core<'_, A> {
         self.held.push(live);
     }
 
-    /// The device goes where the mapping leads.
+    /// Checks that the device reaches the mapping's memory.
     fn reach(&self, live: &Live) {
         let got = self
             .shared
@@ -147,7 +147,7 @@ impl<A: IovaAllocator> Core<'_, A> {
         }
     }
 
-    /// Some of what is held, at once.
+    /// Unmaps some of the held mappings in one call.
     fn unmap_many(&mut self) {
         let count = 2 + self.random.index(2 * 32);
         let mut lives: Vec<_> = (0..count).map_while(|_| self.pick()).collect();
@@ -171,17 +171,17 @@ impl<A: IovaAllocator> Core<'_, A> {
         }
     }
 
-    /// A mapping of a page of ours was unmapped, there.
+    /// Checks that the device does not reach a page of this core after its unmap.
     fn check_gone(&mut self, page: usize, iova: Iova, phys: PhysAddr, access: Access) {
-        // Only this core maps this page, and it does not now: wherever the address leads, it does
-        // not lead there.
+        // Only this core maps this page, and has no mapping of it now: wherever the address leads,
+        // it must not lead to this page.
         if self.shared.is_strict && self.uses[page] == 0 && self.random.one_in(2) {
             let got = self.shared.domain.device.access(iova, access);
             assert_ne!(got, Ok(phys), "reached after its unmap");
         }
     }
 
-    /// More than what is mapped there, or nothing.
+    /// Attempts to unmap more than the mapping, or nothing: this must be refused.
     fn attack(&mut self, live: &Live) {
         let range = live.mapping.range();
         let len = match self.random.one_in(3) {
@@ -230,8 +230,8 @@ impl<A: IovaAllocator> Worker for Core<'_, A> {
             }
             47 if self.random.one_in(8) => self.unmap_many(),
             48..52 => {
-                // What is handed over is not ours to watch any more; a page that we still watch
-                // stays.
+                // A mapping that is passed on is not checked after its unmap. So mappings of own
+                // pages, which are checked, stay here.
                 if let Some(live) = self.pick() {
                     let passed = match live.own {
                         Some(_) => Some(live),
@@ -306,8 +306,8 @@ fn soak_in<A: IovaAllocator>(shared: Shared<A>, operations: u64, seed: u64) {
         operations < 100_000 || held > CORES * 50,
         "{held} mappings held"
     );
-    // Here time passes only while no core is in the middle of an operation, so the age holds
-    // exactly; later, threads that the machine stops in one see it pass.
+    // In this half time advances only between operations, so the age limit holds exactly. In the
+    // second half it may advance while a thread is in the middle of an operation.
     cores.iter_mut().for_each(|core| core.core.publish());
     let risk = shared.domain.mapper.risk();
     risk.check(TICK)
@@ -316,10 +316,10 @@ fn soak_in<A: IovaAllocator>(shared: Shared<A>, operations: u64, seed: u64) {
     back_to_zero(&shared, &mut cores);
 }
 
-/// Everything is unmapped; what policies keep comes back with it.
+/// Unmaps everything, and checks that the resources that policies keep are released too.
 fn back_to_zero<A: IovaAllocator>(shared: &Shared<A>, cores: &mut [Core<'_, A>]) {
     cores.iter_mut().for_each(Core::give_back);
-    // Twice: what one core keeps for another comes back when that one runs again.
+    // Twice: work that one core keeps for another is done when the other runs again.
     for _ in 0..2 {
         cores.iter_mut().for_each(Core::park);
     }
@@ -337,8 +337,8 @@ fn back_to_zero<A: IovaAllocator>(shared: &Shared<A>, cores: &mut [Core<'_, A>])
     assert_eq!((stats.live_ranges, stats.live_pages), (0, 0));
     let tables = shared.domain.mapper.table_stats();
     assert_eq!(tables.retired, 0, "retired tables");
-    // Chunks that are given back leave at most one table per core; else each table of the space is
-    // there once.
+    // An allocator that retires chunks leaves at most one leaf table per core; otherwise each leaf
+    // table of the space may exist once.
     let most = match shared.gives_back {
         true => CORES,
         false => (PAGES / CHUNK_PAGES) as usize,
@@ -368,7 +368,7 @@ fn run<A: IovaAllocator>(
     }
 }
 
-/// Every policy over chunks that are given back, and over magazines.
+/// Returns the runs of every policy, over chunks that are retired and over magazines.
 pub fn runs() -> Vec<Run> {
     const OK: &str = "three cores and such a space are in range";
     POLICIES
@@ -390,7 +390,7 @@ pub fn runs() -> Vec<Run> {
 mod tests {
     use super::*;
 
-    /// The checks find what they look for: here a deferred mapping in place of a strict one.
+    /// The check must detect a failure: a deferred policy is tested as if it were strict.
     #[test]
     #[should_panic(expected = "reached after its unmap")]
     fn a_stale_mapping_is_noticed() {

@@ -1,4 +1,4 @@
-//! The kernel's `trace` file, as far as it concerns DMA mapping.
+//! Parser of the kernel's `trace` file, for the events of DMA mapping.
 //!
 //! Three kinds of lines are read; the fields before the event (task, CPU, flags, time) are skipped:
 //!
@@ -6,11 +6,11 @@
 //! |---|---|---|
 //! | `map` | `iova=0xA - 0xB paddr=0xP size=N` | tracepoint `iommu:map` |
 //! | `unmap` | `iova=0xA - 0xB size=N unmapped_size=N` | tracepoint `iommu:unmap` |
-//! | `prot` | `iova=0xA prot=0xF` | a probe at the driver's `map_pages`, set by the recorder |
+//! | `prot` | `iova=0xA prot=0xF` | a kprobe on the driver's `map_pages`, set by the recorder |
 //!
-//! `prot` precedes its `map`. Bit 0 lets the device read, bit 1 write. An unmap names only IOVAs:
-//! the pages come from the map, and the kernel unmaps exactly what it mapped (anything else is an
-//! error here).
+//! `prot` precedes its `map`. Bit 0 allows the device to read, bit 1 to write. An unmap names only
+//! IOVAs; its pages are those of the map. The kernel unmaps exactly the ranges that it has mapped
+//! (anything else is an error here).
 
 use std::collections::HashMap;
 
@@ -23,15 +23,15 @@ const PAGE_SHIFT: u32 = 12;
 pub struct Recorded {
     /// The events in order.
     pub events: Vec<Event>,
-    /// Number of map events whose page and access was unmapped at most 10 ms before, in the
-    /// recorded machine's time.
+    /// Number of map events of a page with the same access as an unmap at most 10 ms before, by the
+    /// clock of the recorded machine.
     pub within_10_ms: u64,
 }
 
 /// Reads the trace of one IOMMU domain, recorded on one processor.
 ///
 /// # Errors
-/// The line that does not fit, with the reason.
+/// The line that is invalid, with the reason.
 pub fn read(text: &str) -> Result<Recorded, String> {
     let mut recorded = Recorded::default();
     let mut live: HashMap<u64, Event> = HashMap::new();
@@ -106,7 +106,7 @@ fn access(bits: u64) -> Option<Access> {
     }
 }
 
-/// The number after `key`: hexadecimal with `0x`, else decimal.
+/// Returns the number after `key`: hexadecimal with `0x`, else decimal.
 fn field(line: &str, key: &str) -> Option<u64> {
     let rest = &line[line.find(key)? + key.len()..];
     let end = rest
@@ -118,7 +118,7 @@ fn field(line: &str, key: &str) -> Option<u64> {
     }
 }
 
-/// Seconds: the last word that ends in `:` before the event's name.
+/// Returns the time of an event in seconds: the first word that is a number followed by `:`.
 fn time(line: &str) -> Option<f64> {
     let mut words = line.split_whitespace();
     words.find_map(|word| word.strip_suffix(':').and_then(|word| word.parse().ok()))

@@ -1,18 +1,18 @@
 //! The page sequence of a stock kernel's DMA mapping: the pages that its network driver maps and
 //! unmaps, in order.
 //!
-//! **What.** [`Trace`] is the recorded sequence, [`Trace::parse`] reads the text that lies in
-//! `bench/dma/traces` (its README has the format), [`Trace::to_text`] writes it. [`ftrace`] turns
-//! the kernel's `trace` file into events; [`calls`] reads the one of a guest whose devices' DMA
-//! calls were traced, under any IOMMU. [`reuse`] counts how often a mapping comes back, on which
-//! every policy that keeps mappings depends.
+//! **What.** [`Trace`] is the recorded sequence. [`Trace::parse`] reads the text files of
+//! `bench/dma/traces` (the README there describes the format), [`Trace::to_text`] writes them.
+//! [`ftrace`] converts the kernel's `trace` file to events; [`calls`] does so for a guest whose
+//! calls of the DMA API were traced, under any IOMMU. [`reuse`] counts how often a mapping recurs,
+//! on which every policy that keeps mappings depends.
 //!
 //! **How work flows.** `cargo run --release -p dma-trace` boots Debian's kernel in the lab with an
 //! emulated IOMMU and a network card behind it, sends traffic both ways and writes such a file.
 //! `bench/dma` replays it.
 //!
-//! **Left out.** Times: an emulated machine's clock means nothing. Addresses inside a page: the
-//! kernel's events are in whole pages. IOVAs: the replay uses the allocator under test.
+//! **Left out.** Times: the clock of an emulated machine has no meaning. Addresses inside a page:
+//! the kernel's events have whole pages. IOVAs: the replay uses the allocator under test.
 #![forbid(unsafe_code)]
 
 pub mod calls;
@@ -52,7 +52,7 @@ pub enum Action {
     Unmap,
 }
 
-/// One mapping's begin or end.
+/// Begin or end of one mapping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Event {
     /// Begin or end.
@@ -61,23 +61,23 @@ pub struct Event {
     pub access: Access,
     /// First page-frame number, 4 KiB pages, at most [`PFN_MAX`].
     pub pfn: u64,
-    /// Pages, 1 to [`PAGES_MAX`].
+    /// Number of pages, 1 to [`PAGES_MAX`].
     pub pages: u32,
 }
 
 /// A recorded sequence.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Trace {
-    /// `key: value` lines of the head, in order.
+    /// `key: value` lines of the file's head, in order.
     pub head: Vec<(String, String)>,
-    /// The events, in the order the kernel made them. Every unmap has its map before it.
+    /// The events, in the kernel's order. The map of every unmap comes before it.
     pub events: Vec<Event>,
 }
 
 /// Error in a trace's text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParseError {
-    /// Line, from 1.
+    /// Line number, from 1.
     pub line: usize,
     /// Reason.
     pub reason: &'static str,
@@ -123,7 +123,7 @@ impl FromStr for Event {
             Some((pfn, pages)) => (pfn, pages.parse().map_err(|_| "not a number of pages")?),
             None => (chars.as_str(), 1),
         };
-        // Rust's parser would take a sign.
+        // Rust's parser would accept a sign.
         if !pfn.bytes().all(|b| b.is_ascii_hexdigit()) {
             return Err("not a page-frame number");
         }
@@ -144,10 +144,10 @@ impl FromStr for Event {
 }
 
 impl Trace {
-    /// Reads a trace and checks that every unmap ends a mapping that is live.
+    /// Parses a trace, and checks that every unmap ends a mapping that is live.
     ///
     /// # Errors
-    /// The first line that is no event, or an unmap without its map.
+    /// The first line that is no event, or that unmaps a page which is not mapped.
     pub fn parse(text: &str) -> Result<Self, ParseError> {
         let mut trace = Self::default();
         let mut live: HashMap<(Access, u64, u32), u32> = HashMap::new();
@@ -187,7 +187,7 @@ impl Trace {
         Ok(trace)
     }
 
-    /// The value of a head line.
+    /// Returns the value of a line of the head.
     #[must_use]
     pub fn value(&self, key: &str) -> Option<&str> {
         let mut lines = self.head.iter();
@@ -196,7 +196,7 @@ impl Trace {
             .map(|(_, value)| value.as_str())
     }
 
-    /// The text [`Trace::parse`] reads.
+    /// Returns the text that [`Trace::parse`] reads.
     #[must_use]
     pub fn to_text(&self) -> String {
         let mut text = format!("{MAGIC}\n");

@@ -72,7 +72,8 @@ impl Device {
     }
 }
 
-/// Sets the events up. Arguments of `map_pages` on x86-64: IOVA in rsi, protection in r9.
+/// Shell commands that turn the events on. On x86-64 `map_pages` has its IOVA in rsi and its
+/// protection in r9.
 const TRACE_ON: &str = "cd /sys/kernel/tracing && echo 65536 > buffer_size_kb && \
     echo 'p:dma/prot intel_iommu_map_pages iova=%si:x64 prot=%r9:x64' > kprobe_events && \
     echo 1 > events/dma/prot/enable && echo 1 > events/iommu/map/enable && \
@@ -108,8 +109,8 @@ fn main() -> Result<()> {
     {
         let inside = format!("/tmp/{}.ko", module.name);
         lab.push_bytes(&module.data, &inside, 0o644)?;
-        // What the image loaded already is refused here, and the driver itself is checked by its
-        // interface.
+        // An error is ignored: the image may have loaded the module already. Whether the driver
+        // itself is loaded shows when its interface is configured.
         lab.exec("/bin/insmod", [inside])?;
     }
     shell(&lab, NET_UP)?;
@@ -201,7 +202,8 @@ fn shell(lab: &Lab, script: &str) -> Result<()> {
     Ok(())
 }
 
-/// The machine's own loopback is 10.0.2.2 inside.
+/// Listens on the machine's loopback, which is 10.0.2.2 in the lab, and runs `script` there with
+/// PORT replaced. Returns the result of `talk` on the connection.
 fn serve(
     lab: &Lab,
     script: &str,
@@ -213,8 +215,8 @@ fn serve(
         let talker = scope.spawn(move || talk(listener.accept()?.0));
         let outcome = shell(lab, &script.replace("PORT", &port.to_string()));
         if outcome.is_err() {
-            // No other peer may come: the talker must not wait for ever. It may also have ended
-            // already.
+            // The script failed, so no connection may come: connect here, so that the thread does
+            // not wait for ever. It may have ended already.
             let _ = TcpStream::connect(("127.0.0.1", port));
         }
         outcome?;

@@ -1,10 +1,10 @@
-//! The structures that keep mappings for reuse, over the pages of the network card's load.
+//! The caches of mappings for reuse, with the page sequence of the network card's load.
 //!
-//! Per map and unmap: the processor time of the structure alone (the same loop without one is taken
-//! off), the hit rate, and the bytes that a mapping costs. 500 ns pass with every packet. The
-//! Reverse Translation Cache has no bound on its entries and keeps them for 30 to 40 s, as it was
-//! published, and does not find a page that is in use; the others keep as many as they are made
-//! for, 10 ms.
+//! Measured per pair of map and unmap: the processor time of the cache alone (the time of the same
+//! loop without a cache is subtracted), the hit rate, and the memory of a mapping in bytes. Each
+//! packet advances the clock by 500 ns. The Reverse Translation Cache follows its publication: no
+//! bound on the entries, which it keeps for 30 to 40 s, and no hit for a page that is in use. The
+//! other caches keep as many entries as they are made for, for 10 ms.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -23,10 +23,10 @@ use crate::record::Record;
 
 /// Simulated time between packets.
 const PACKET_NS: u64 = 500;
-/// Mappings that are torn down together.
+/// Number of mappings that are torn down together.
 const BATCH: usize = 64;
 
-/// Structures that are compared: name in keys, name for people.
+/// Caches that are compared: name in keys, name in the printed table.
 pub const STRUCTURES: [(&str, &str); 5] = [
     ("lru256", "LRU, 256"),
     ("optimistic256", "optimistic, 256"),
@@ -45,7 +45,7 @@ fn make(name: &str) -> Box<dyn ReuseCache> {
     }
 }
 
-/// A way through the sequence.
+/// Replay of the sequence, with the mappings held at its present position.
 struct Player<'a> {
     sequence: &'a Sequence,
     slots: Vec<Option<(Key, IovaRange)>>,
@@ -74,7 +74,7 @@ impl<'a> Player<'a> {
         IovaRange::new(IovaPfn::new(self.fresh), pages).expect("far below the end")
     }
 
-    /// One turn of the sequence, over `cache` or over nothing.
+    /// Replays the sequence once, with `cache` or without one.
     fn turn(&mut self, cache: &mut Option<Box<dyn ReuseCache>>) {
         let sequence = self.sequence;
         let shift = sequence.shift(self.turn);
@@ -124,7 +124,8 @@ impl<'a> Player<'a> {
     }
 }
 
-/// Nanoseconds of a pair over some turns; the first is warm-up.
+/// Returns the nanoseconds of a pair of map and unmap, over as many replays as fill `time`; the
+/// first is warm-up.
 fn time(sequence: &Sequence, name: Option<&str>, time: Duration) -> (f64, Option<Counts>) {
     let mut cache = name.map(make);
     let mut player = Player::new(sequence);
@@ -140,7 +141,7 @@ fn time(sequence: &Sequence, name: Option<&str>, time: Duration) -> (f64, Option
     }
 }
 
-/// Runs the structures, taking turns.
+/// Measures the caches, one after the other in each round.
 pub fn measure(turns: &Turns, record: &mut Record) {
     if let Err(error) = run(turns, record) {
         println!("\nreuse structures: not measured: {error:#}");
@@ -206,8 +207,8 @@ mod tests {
             player.turn(&mut cache);
             cache.expect("it was made").counts().hit_rate()
         };
-        // A page that several buffers share is in use most of the time, and the reverse translation
-        // cache does not find a page in use.
+        // Several buffers share a page, so that it is in use most of the time, and the reverse
+        // translation cache has no hit for a page in use.
         let rates = STRUCTURES.map(|(name, _)| rate(name));
         assert!(
             rates.iter().all(|rate| *rate > 0.2 && *rate < 1.0),

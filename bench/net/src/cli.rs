@@ -306,7 +306,7 @@ impl Ceiling {
     }
 }
 
-/// Reads the command line and does what it says.
+/// Parses the command line and runs the subcommand.
 pub fn run() -> Result<()> {
     match Cli::parse().command {
         Command::Load(load) => load.run(),

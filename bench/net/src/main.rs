@@ -1,4 +1,4 @@
-//! `vhost-net`: see `vhost-net help`.
+//! Entry point of `vhost-net`: see `vhost-net help`.
 #![forbid(unsafe_code)]
 
 mod bench;

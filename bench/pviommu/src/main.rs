@@ -1,20 +1,20 @@
-//! `make bench-pviommu-native`: cost of the paravirtual IOMMU on this machine, without any virtual
+//! `make bench-pviommu-native`: cost of the paravirtual IOMMU on this machine, without a virtual
 //! machine.
 //!
 //! | key | what is timed |
 //! |---|---|
-//! | `map_unmap_per_s_polled` | pairs of a MAP and an UNMAP, each waited for, whose ring a core polls |
-//! | `map_unmap_per_s_trap` | the same with a message to that core for each kick: a trap, less its exit |
-//! | `request_ns_alone` | a request by a core that does both sides in turns: what it takes of the core, the driver included |
-//! | `sweeps_per_request` | sweeps of the owner from a request to its answer, there |
-//! | `translate_ns_N` | one page of N mapped, at random, with a lease begun and ended |
-//! | `host_ns_{low,high}` | a page of one window of RAM (1 MiB) found on the host: below 3 GiB, above 4 |
-//! | `host_ns_{low,high}_cached` | the same by way of the last window (`--iommu-hints cache=on`) |
+//! | `map_unmap_per_s_polled` | pairs of a MAP and an UNMAP a second; the driver waits for each, a core polls the ring |
+//! | `map_unmap_per_s_trap` | the same with a message to that core for each kick, as a trap sends it; the exit is not included |
+//! | `request_ns_alone` | a request if one core does both sides in turns: its processor time, the driver included |
+//! | `sweeps_per_request` | sweeps of the owner from a request to its answer, in that case |
+//! | `translate_ns_N` | a lease of one page at random, of N mapped pages, begun and ended |
+//! | `host_ns_{low,high}` | look-up of the host address of a page in 1 MiB of RAM: below 3 GiB, above 4 GiB |
+//! | `host_ns_{low,high}_cached` | the same with a cache of the last window (`--iommu-hints cache=on`) |
 //! | `host_ns_high_scattered`, `…_cached` | pages of 64 windows, at random: few hits |
-//! | `pingpong_ns` | two cores, one cache line, there and back: what no request can beat |
+//! | `pingpong_ns` | round trip of one cache line between two cores: a lower bound for a request |
 //!
-//! Figures of two threads need two idle cores; on a busy machine they mean little and the spread
-//! says so.
+//! Figures of two threads need two idle cores. On a busy machine they mean little, as their spread
+//! shows.
 #![forbid(unsafe_code)]
 
 use std::hint;
@@ -40,21 +40,21 @@ struct Args {
     report: PathBuf,
 }
 
-/// Runs of each measurement, behind one that warms up.
+/// Number of runs of each measurement, after one that warms up.
 const RUNS: usize = 15;
-/// Pairs of a run.
+/// Number of pairs in a run.
 const PAIRS: u64 = 20_000;
-/// Pages that the pairs go over.
+/// Number of pages that the pairs use.
 const PAGES: u64 = 64;
 
-/// The median and spread of [`RUNS`] values of `run`.
+/// Returns the median and the spread of [`RUNS`] results of `run`.
 fn runs(mut run: impl FnMut() -> f64) -> Result<Measured> {
     run();
     let values: Vec<f64> = (0..RUNS).map(|_| run()).collect();
     Measured::of(values).context("there are runs")
 }
 
-/// Pairs of MAP and UNMAP of `guest`, whose endpoint is attached: seconds of a run.
+/// Makes pairs of MAP and UNMAP; the endpoint is attached. Returns the seconds that they took.
 fn pairs<B: Bus>(guest: &mut Guest<B>) -> f64 {
     let start = Instant::now();
     for pair in 0..PAIRS {
@@ -68,7 +68,7 @@ fn pairs<B: Bus>(guest: &mut Guest<B>) -> f64 {
     start.elapsed().as_secs_f64()
 }
 
-/// Pairs a second between two threads.
+/// Measures pairs a second between two threads.
 fn pairs_per_s(is_trapped: bool) -> Result<Measured> {
     let (owner, ram) = machine(is_trapped);
     let core = SidecoreBuilder::new("bench")
@@ -81,8 +81,8 @@ fn pairs_per_s(is_trapped: bool) -> Result<Measured> {
     let requests = 2 * PAIRS * (1 + RUNS as u64);
     let kicks = guest.kicks - before;
     let is_right = match is_trapped {
-        // A ring's indices wrap, and with each wrap the device is notified of one request more or
-        // less.
+        // At each wrap of the ring's indices the driver may kick once more or once less than it
+        // makes requests.
         true => 1000 * kicks >= 999 * requests,
         false => kicks <= requests >> 15,
     };
@@ -91,7 +91,7 @@ fn pairs_per_s(is_trapped: bool) -> Result<Measured> {
     measured
 }
 
-/// ns of a request by one thread, and sweeps for each.
+/// Measures the nanoseconds of a request on one thread, and the sweeps for each.
 fn alone() -> Result<(Measured, Measured)> {
     let (owner, ram) = machine(false);
     let mut guest = Guest::new(ByHand::new(owner), ram);
@@ -108,7 +108,7 @@ fn alone() -> Result<(Measured, Measured)> {
     Ok((times, Measured::of(sweeps).context("there are runs")?))
 }
 
-/// ns of an access to one of `pages` pages.
+/// Measures the nanoseconds of an access to one of `pages` pages.
 fn translate(pages: u64) -> Result<Measured> {
     const ACCESSES: u64 = 200_000;
     let (owner, ram) = machine(false);
@@ -139,12 +139,12 @@ fn translate(pages: u64) -> Result<Measured> {
     })
 }
 
-/// Start of RAM behind the hole.
+/// Start of RAM above the 32-bit hole.
 const HIGH: u64 = 4 << 30;
-/// Bytes of RAM on either side of it.
+/// Bytes of RAM below and above the hole.
 const RAM: u64 = 64 << 20;
 
-/// ns to find a page among the `pages` from `base` on, at random.
+/// Measures the nanoseconds of a look-up among the `pages` pages from `base` on, at random.
 fn host_address(mem: &impl PhysMem, base: u64, pages: u64) -> Result<Measured> {
     const LOOKUPS: u64 = 1_000_000;
     let mut random = seeded::Random::new(2);
@@ -160,7 +160,7 @@ fn host_address(mem: &impl PhysMem, base: u64, pages: u64) -> Result<Measured> {
     })
 }
 
-/// Rows of [`host_address`].
+/// Measures the rows of [`host_address`].
 fn host_addresses() -> Result<Vec<(&'static str, Measured)>> {
     const WINDOW: u64 = 256;
     let ram = GuestRam::new(&[(Gpa::new(0), RAM), (Gpa::new(HIGH), RAM)])?;

@@ -1,8 +1,8 @@
-//! Content of absent pages: one page of content for each block, and a disk that copies them at
-//! once.
+//! Content of absent pages: one page of content for each block, and a disk that copies them without
+//! delay.
 //!
-//! The same copy fills a page in the bare loops, so that the comparison is of the two deciding
-//! programs, not of the time of a disk.
+//! The bare loops fill a page by the same copy, so that the comparison does not include the latency
+//! of a disk.
 
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -12,16 +12,16 @@ use vio::blk::{BlockIo, Completion, Op, Outcome, Piece, Transfer};
 
 const PAGE: usize = PAGE_SIZE as usize;
 
-/// Order of blocks in memory: each page's lies so far behind the one before it.
+/// Distance on the disk between the blocks of consecutive pages, in blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
-    /// A fault brings what follows too.
+    /// Blocks are contiguous: a fault also brings in the following pages.
     SideBySide = 1,
-    /// A fault brings one page.
+    /// Blocks are apart: a fault brings in one page.
     Apart = 64,
 }
 
-/// The blocks of all pages.
+/// The contents of all pages.
 #[derive(Clone)]
 pub struct Image {
     content: Arc<[u8]>,
@@ -29,7 +29,7 @@ pub struct Image {
 }
 
 impl Image {
-    /// For so many pages.
+    /// Creates the contents of `pages` pages.
     pub fn new(pages: usize, layout: Layout) -> Self {
         let page = |number: usize| {
             let word = (1 + number as u64) * 0x9e37_79b9_7f4a_7c15;
@@ -46,12 +46,12 @@ impl Image {
         &self.content[number * PAGE..][..PAGE]
     }
 
-    /// The byte that a page begins with.
+    /// Returns the first byte of a page.
     pub fn first_byte(&self, number: usize) -> u8 {
         self.content[number * PAGE]
     }
 
-    /// Returns its position on the disk, in bytes.
+    /// Returns a page's position on the disk, in bytes.
     pub fn offset(&self, number: usize) -> u64 {
         number as u64 * self.layout as u64 * PAGE_SIZE
     }
@@ -61,7 +61,7 @@ impl Image {
     }
 }
 
-/// A disk with these blocks: a request ends when it is submitted, and the next poll returns its
+/// A disk with these blocks. A request is complete when it is submitted; the next poll returns its
 /// completion.
 pub struct Disk {
     image: Image,
@@ -70,7 +70,7 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// For guests with this memory, which begins at 0.
+    /// Creates a disk for guest memory that begins at address 0.
     pub fn new(image: Image, ram: GuestRam) -> Self {
         Self {
             image,

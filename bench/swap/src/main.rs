@@ -1,27 +1,27 @@
-//! `make bench-swap-native`: cost of the swapper beside the bare system calls, without any virtual
+//! `make bench-swap-native`: cost of the swapper compared with bare system calls, without a virtual
 //! machine.
 //!
-//! | key | what is timed, ÷ the same by the bare system calls |
+//! | key | time of the operation ÷ time of the same by bare system calls |
 //! |---|---|
-//! | `fault_ratio` | a page comes back from a disk that answers at once: fault until the access is over, both servers spinning |
-//! | `fault_sleeping_ratio` | the same, both asleep when the fault comes |
-//! | `batch_out_ratio` | pages leave, 32 at a time: released by the owner, unmapped, resident, marker read, content looked at, dropped |
-//! | `batch_in_ratio` | 32 pages come back by one fault |
-//! | `batch_ratio` | the worse of the two |
-//! | `scan_ratio` | markers of 32 clean pages, by the pager's call ÷ by `PAGEMAP_SCAN` |
+//! | `fault_ratio` | one page-in from a disk that answers at once: from the fault to the end of the access, both servers spinning |
+//! | `fault_sleeping_ratio` | the same, both servers asleep when the fault occurs |
+//! | `batch_out_ratio` | page-out of 32 pages: released by the owner, unmapped but kept resident, write-protection marker read, content examined, dropped |
+//! | `batch_in_ratio` | page-in of 32 pages by one fault |
+//! | `batch_ratio` | the greater of the two |
+//! | `scan_ratio` | uffd-wp bits of 32 clean pages, by the pager's call ÷ by `PAGEMAP_SCAN` |
 //! | `scan_read_ratio`, `scan_whole_ratio` | the same ÷ one read of the pagemap; ÷ one `PAGEMAP_SCAN` of all pages |
 //!
-//! | `metadata_bytes_per_page`, `metadata_bytes_per_slot` | what is allocated, as the crate says (its test asks the allocator) |
+//! | `metadata_bytes_per_page`, `metadata_bytes_per_slot` | bytes allocated, as the crate reports them (a test of the crate compares that with the allocator) |
 //!
-//! The bare loops ([`bare`]) read the descriptor, copy the same bytes to the same kind of mapping,
-//! and map the page write-protected. They check nothing. The pager's further work (a check sum of
-//! each page that leaves and that comes, the search for zeroes, the residency state, the owner's
-//! consent, devices' flags) is in the ratios. The guest is one thread on the first CPU, the server
-//! one on the second. Of a round the middle fault, batch or call is taken, so that what other
-//! programs of the machine take away does not count; a ratio is of one round, and the two sides
-//! take turns at beginning it.
+//! The bare loops ([`bare`]) read the userfaultfd, copy the same bytes to the same kind of mapping,
+//! and map the page write-protected. They check nothing. The pager's further work (a checksum of
+//! each page that leaves and that returns, the search for zero pages, the residency state, the
+//! owner's consent, the flags of device use) is part of the ratios. The guest is a thread on the
+//! first CPU, the server a thread on the second. A round yields the median of its faults, batches
+//! or calls, so that interruptions by other programs do not count. A ratio is of one round; the two
+//! sides begin alternately.
 //!
-//! Left out: exits, which need a guest; disks that take time; faults at pages of zeroes.
+//! Not measured: exits, which need a guest; disks with latency; faults on zero pages.
 #![deny(unsafe_code)]
 
 mod bare;
@@ -50,10 +50,10 @@ use image::{Image, Layout};
 use memory::{load, memory, scan, wait_until_empty};
 use paged::Paged;
 
-/// Pages of a batch.
+/// Number of pages of a batch.
 const BATCH: usize = SWAP_BATCH;
 
-/// Largest value that a figure may have.
+/// Goals: greatest value of a figure.
 const BARS: [(&str, f64); 4] = [
     ("fault_ratio", 1.25),
     ("batch_ratio", 1.5),
@@ -83,21 +83,21 @@ struct Args {
     pages: usize,
 }
 
-/// CPUs of the threads.
+/// CPUs of the two threads.
 #[derive(Clone, Copy)]
 struct Cpus {
     guest: usize,
     pager: usize,
 }
 
-/// Way in which a server waits for faults.
+/// Manner in which a server waits for faults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Waiting {
     Spins,
     Sleeps,
 }
 
-/// Nanoseconds a page of one case, ours and the bare system calls', round by round.
+/// Nanoseconds per page of one case, by the pager and by bare system calls, one value per round.
 #[derive(Default)]
 struct Pair {
     ours: Vec<f64>,
@@ -119,7 +119,7 @@ fn measured(runs: impl IntoIterator<Item = f64>) -> Measured {
     Measured::of(runs).expect("there are rounds")
 }
 
-/// Subjects of the measurements.
+/// Parameters of the measurements, and the contents of the pages.
 struct Bench {
     cpus: Cpus,
     pages: usize,
@@ -135,7 +135,8 @@ impl Bench {
         }
     }
 
-    /// Touches every `step`-th page; nanoseconds of the middle one, for each page that came along.
+    /// Touches every `step`-th page. Returns the median nanoseconds of a touch, per page that it
+    /// brought in.
     fn touch(&self, mapping: &SlotMapping, step: usize) -> f64 {
         let image = self.image(step);
         let times = (0..self.pages).step_by(step).map(|page| {
@@ -148,7 +149,7 @@ impl Bench {
         median(times) / step as f64
     }
 
-    /// Comes in by faults that bring `step` pages each, then goes.
+    /// Measures bare system calls: page-in by faults that bring `step` pages each, then page-out.
     fn bare(&self, waiting: Waiting, step: usize) -> Result<(f64, f64)> {
         let bare = Bare::new(self.pages, self.image(step))?;
         let touch = || self.touch(&bare.mapping, step);
@@ -162,7 +163,7 @@ impl Bench {
         Ok((come, go))
     }
 
-    /// The same by the pager.
+    /// Measures the same by the pager.
     fn ours(&self, waiting: Waiting, step: usize) -> Result<(f64, f64)> {
         let paged = Paged::new(self.pages, self.image(step), self.cpus, waiting)?;
         paged.open();
@@ -185,8 +186,9 @@ impl Bench {
     }
 }
 
-/// Nanoseconds a page to read all markers: by the pager's call, by `PAGEMAP_SCAN`, by a read of the
-/// pagemap, a batch at a time; and by one `PAGEMAP_SCAN`.
+/// Measurement of reading all uffd-wp bits, in nanoseconds per page: by the pager's call, by
+/// `PAGEMAP_SCAN` and by a read of the pagemap, a batch at a time; and by one `PAGEMAP_SCAN` of all
+/// pages.
 struct Scan {
     guest: GuestMapping,
     mapping: Arc<SlotMapping>,
@@ -258,8 +260,8 @@ impl Scan {
     }
 }
 
-/// Bytes for each page and for each slot, of a machine of 1 GiB and four pages: little more than a
-/// power of two costs most.
+/// Returns the bytes of metadata per page and per slot, for a machine of 1 GiB and four pages: just
+/// above a power of two is the worst case.
 fn metadata() -> Result<(f64, f64)> {
     let pages = (1 << 18) + 4;
     let residency = Residency::new(pages, 0, pages as usize);
@@ -269,7 +271,7 @@ fn metadata() -> Result<(f64, f64)> {
     Ok((of_pages / f64::from(pages), of_slots / f64::from(pages)))
 }
 
-/// Whether this kernel lets us serve what is measured; if not, why.
+/// Returns the reason why this kernel lacks a required feature of userfaultfd, or `None`.
 fn refused() -> Option<String> {
     let features = Features::MISSING_SHARED
         | Features::MINOR_SHARED
@@ -302,7 +304,7 @@ fn run(args: &Args) -> Result<()> {
     let [mut spinning, mut sleeping, mut around, mut out] = <[Pair; 4]>::default();
     let mut scans: [Vec<f64>; 4] = Default::default();
     for round in 0..=args.rounds {
-        // The two sides take turns at being first; the first round warms up.
+        // The two sides alternate in being first; the first round warms up.
         let mut of_round = Vec::new();
         for (waiting, step) in [
             (Waiting::Spins, 1),
@@ -403,7 +405,8 @@ fn run(args: &Args) -> Result<()> {
         for (key, _) in BARS {
             beside.number(key, report.get(key).unwrap_or(f64::NAN));
         }
-        // What that report says of a host is its lab.
+        // The host's keys in that report are those of its lab, so the native host has keys of its
+        // own.
         beside.value("native_host", host.to_string());
         beside.value("native_kernel", host.kernel.clone());
         let written = beside.write(file);

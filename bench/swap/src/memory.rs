@@ -1,4 +1,4 @@
-//! Memory as a guest's vCPU and the host's kernel see it.
+//! Guest memory, as a vCPU and as the host's kernel access it.
 
 use std::fs::File;
 use std::io;
@@ -6,7 +6,7 @@ use std::os::fd::AsRawFd;
 
 use guest_mem::{Gpa, GuestRam, HugePages, PAGE_SIZE, SlotMapping};
 
-/// Memory of so many pages, and a mapping of it like that of a memory slot.
+/// Creates memory of `pages` pages, and a mapping of it like that of a KVM memory slot.
 pub fn memory(pages: usize) -> anyhow::Result<(GuestRam, SlotMapping)> {
     let size = pages as u64 * PAGE_SIZE;
     let ram = GuestRam::with_pages(&[(Gpa::new(0), size)], HugePages::Never)?;
@@ -14,20 +14,20 @@ pub fn memory(pages: usize) -> anyhow::Result<(GuestRam, SlotMapping)> {
     Ok((ram, mapping))
 }
 
-/// Loads a page's first byte, as a processor of the guest would.
+/// Loads the first byte of a page, as a vCPU would.
 #[expect(unsafe_code, reason = "there are no references into a guest's memory")]
 pub fn load(mapping: &SlotMapping, page: usize) -> u8 {
     let offset = page as u64 * PAGE_SIZE;
     assert!(offset < mapping.len());
     let at = mapping.hva().raw() + offset;
-    // SAFETY: inside the mapping, as was just looked at, which is borrowed; a byte is always
-    // aligned. It may wait.
+    // SAFETY: inside the mapping, as just checked, which is borrowed; a byte is always aligned. The
+    // load may block on a fault.
     unsafe { std::ptr::with_exposed_provenance::<u8>(at as usize).read_volatile() }
 }
 
-/// Spins, as a guest's vCPU would, and calls `meanwhile`, until the file has no memory any more.
-/// Asks the kernel once in 64 calls only: the pager, which `meanwhile` answers, must not wait for
-/// the system call.
+/// Spins, as a vCPU would, and calls `meanwhile`, until the memory file has no pages any more. Asks
+/// the kernel once in 64 calls only, so that the pager, to which `meanwhile` replies, is not
+/// delayed by the system call.
 pub fn wait_until_empty(
     ram: &GuestRam,
     mut meanwhile: impl FnMut() -> anyhow::Result<()>,
@@ -41,21 +41,21 @@ pub fn wait_until_empty(
     Ok(())
 }
 
-/// `struct pm_scan_arg` of `linux/fs.h`: twelve words.
+/// `PAGEMAP_SCAN` with `struct pm_scan_arg` of `linux/fs.h`: twelve words.
 const SCAN: u64 = 3 << 30 | 96 << 16 | (b'f' as u64) << 8 | 16;
 const WRITTEN: u64 = 1 << 1;
 
-/// A run of pages: first byte, end, categories.
+/// `struct page_region`: start, end, categories.
 type Run = [u64; 3];
 
-/// `PAGEMAP_SCAN` for pages that are written: how many runs of them there are in so many pages from
-/// `start`.
+/// Calls `PAGEMAP_SCAN` for written pages. Returns the number of runs of them among `pages` pages
+/// from `start` on.
 #[expect(unsafe_code, reason = "a request that no safe crate has")]
 pub fn scan(pagemap: &File, start: u64, pages: usize, runs: &mut [Run]) -> io::Result<usize> {
     let end = start + pages as u64 * PAGE_SIZE;
     let vector = runs.as_mut_ptr().addr() as u64;
-    // Size, flags, start, end, end of the walk, vector, its length, most pages; inverted, all of,
-    // any of, answered.
+    // The fields of the structure: size, flags, start, end, walk_end, vec, vec_len, max_pages,
+    // category_inverted, category_mask, category_anyof_mask, return_mask.
     let mut words = [
         96,
         0,
@@ -70,8 +70,8 @@ pub fn scan(pagemap: &File, start: u64, pages: usize, runs: &mut [Run]) -> io::R
         0,
         WRITTEN,
     ];
-    // SAFETY: the argument is as long as its first word says, and names a vector that is borrowed,
-    // with its length. Without flags nothing is changed but these.
+    // SAFETY: the argument is as long as its first word says. It names a vector that is borrowed,
+    // with its length. Without flags the kernel writes only to these two.
     let found = unsafe { libc::ioctl(pagemap.as_raw_fd(), SCAN as _, words.as_mut_ptr()) };
     usize::try_from(found).map_err(|_| io::Error::last_os_error())
 }

@@ -1,19 +1,19 @@
-//! `make bench-vtd`: cost of the IOMMU core on this machine, without any virtual machine.
+//! `make bench-vtd`: cost of the emulated VT-d unit on this machine, without a virtual machine.
 //!
-//! | key | what is timed |
+//! | key | operation |
 //! |---|---|
 //! | `translate_hit_ns` | 4 KiB: IOTLB hit, permission check, host address, lease begun and ended |
 //! | `translate_hit_64k_ns` | the same for 64 KiB in one call: sixteen pages, one lease |
 //! | `translate_miss_ns` | one page: a four-level walk, then as above |
-//! | `drain_N_ns` | N page-selective invalidations and the wait behind them, one step |
-//! | `sidecore_ns_per_unmap` | what a strict unmap, as Linux makes it, takes of the sidecore's time: one page-selective invalidation and its wait, found in a shared register page |
-//! | `reaction_ns` | a store to IQT in a shared register page until the wait's status word is seen |
-//! | `pingpong_ns` | two cores, one cache line, there and back: what `reaction_ns` cannot beat |
+//! | `drain_N_ns` | N page-selective invalidations and the wait behind them, in one step |
+//! | `sidecore_ns_per_unmap` | time of the sidecore for a strict unmap as Linux makes it: one page-selective invalidation and its wait, found in a shared register page |
+//! | `reaction_ns` | from a store to IQT in a shared register page until the guest sees the wait's status word |
+//! | `pingpong_ns` | round trip of one cache line between two cores: a lower bound for `reaction_ns` |
 //!
-//! | `translate_hit_vs_5898c32`, `translate_hit_64k_…`, `translate_scattered_64k_…`, `drain_256_…` | this build ÷ that commit's, both run in turns, also with 8,192 other leases in flight |
+//! | `translate_hit_vs_5898c32`, `translate_hit_64k_…`, `translate_scattered_64k_…`, `drain_256_…` | this build ÷ the build of commit 5898c32, measured in turns, also with 8,192 other leases in flight |
 //!
-//! Figures of two threads need two idle cores; on a busy machine they mean little and the spread
-//! says so.
+//! Figures of two threads need two idle cores. On a busy machine they mean little, as their spread
+//! shows.
 #![forbid(unsafe_code)]
 
 mod guest;
@@ -52,7 +52,7 @@ fn translate_hit(pages: u64) -> Result<Measured> {
     let mut unit = guest.unit();
     let mut dma = View::new(&mut unit, &guest.ram, DISK);
     Ok(measure(200_000 / pages as u32, |i| {
-        // 64 different starts, so that the branch predictor learns no one address.
+        // 64 different addresses, so that the branch predictor does not learn a single one.
         let start = IOVA + u64::from(i % 64) * pages * PAGE_SIZE;
         let iova = Iova::new(hint::black_box(start));
         let lease = dma
@@ -67,7 +67,7 @@ fn translate_miss() -> Result<Measured> {
     let guest = Guest::new()?;
     let mut unit = guest.unit();
     let mut dma = View::new(&mut unit, &guest.ram, DISK);
-    // More pages than the IOTLB has entries (4096), in order: every look-up finds another's entry.
+    // More pages than the IOTLB has entries (4096), in order: every look-up is a miss.
     Ok(measure(PAGES as u32, |i| {
         let iova = Iova::new(hint::black_box(IOVA + u64::from(i) * PAGE_SIZE));
         let lease = dma
@@ -81,7 +81,8 @@ fn translate_miss() -> Result<Measured> {
 fn drain(descriptors: u64) -> Result<Measured> {
     let mut guest = Guest::new()?;
     let mut unit = guest.unit();
-    // Filling the queue is the guest's work and is not timed; one step is too short to time alone.
+    // The guest fills the queue outside the timed part. A single step is too short to be timed, so
+    // the queue is long.
     let runs = (0..301_u32)
         .map(|i| {
             guest.invalidate_pages(descriptors - 1);
@@ -101,7 +102,7 @@ fn drain(descriptors: u64) -> Result<Measured> {
     Ok(measure::of(runs))
 }
 
-/// Measures an unmap. The guest's own part is measured alone too, and subtracted.
+/// Measures an unmap. The guest's own part is measured separately and subtracted.
 fn unmap() -> Result<Measured> {
     const UNMAPS: u32 = 20_000;
     let mut guest = Guest::new()?;
@@ -121,7 +122,7 @@ fn unmap() -> Result<Measured> {
             }
         }
         let time = start.elapsed().as_nanos() as f64 / f64::from(UNMAPS);
-        // Also what was left over.
+        // Also serves the descriptors that are left over.
         shared.sweep(&mut unit, &page, &ram, 0, &mut Quiet);
         assert_eq!(
             ram.read_u64(Gpa::new(STATUS)).ok(),

@@ -1,5 +1,5 @@
-//! This build beside an old one, in turns: a ratio is of two figures of one round, so that what the
-//! machine does meanwhile falls on both.
+//! Comparison of this build with an old one, in turns. A ratio is of two figures of one round, so
+//! that disturbances by other programs affect both.
 
 use std::path::Path;
 use std::process::Command;
@@ -7,10 +7,10 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use report::Measured;
 
-/// Rounds of each case.
+/// Number of rounds of each case.
 const ROUNDS: usize = 31;
 
-/// Arguments of both programs, and the key of the answer.
+/// Arguments of both programs (case, other leases in flight), and the key of the ratio.
 const CASES: [(&str, u32, &str); 8] = [
     ("hit", 0, "translate_hit_vs_5898c32"),
     ("hit", 8192, "translate_hit_8192_leases_vs_5898c32"),
@@ -26,9 +26,9 @@ const CASES: [(&str, u32, &str); 8] = [
     ("drain_256", 8192, "drain_256_8192_leases_vs_5898c32"),
 ];
 
-/// One case of both builds.
+/// Result of one case, for both builds.
 pub struct Pair {
-    /// Under which the ratio is reported.
+    /// Key under which the ratio is reported.
     pub key: &'static str,
     /// New ÷ old.
     pub ratio: Measured,
@@ -50,14 +50,14 @@ fn measure(program: &Path, case: &str, leases: u32) -> Result<f64> {
         .with_context(|| format!("{} answered {text:?}", program.display()))
 }
 
-/// Every case, by the old build's program and this one's.
+/// Measures every case by the old build's program and by this one's.
 pub fn run(old: &Path) -> Result<Vec<Pair>> {
     let new = std::env::current_exe()?.with_file_name("vtd-case");
     let mut pairs = Vec::new();
     for (case, leases, key) in CASES {
         let (mut olds, mut news, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
         for round in 0..ROUNDS {
-            // Each goes first as often as the other, but for one.
+            // The two builds begin alternately.
             let (first, second) = if round % 2 == 0 {
                 (old, &*new)
             } else {

@@ -1,4 +1,4 @@
-//! Measurements that need two cores: the reaction to a guest's store.
+//! Measurement with two cores: the reaction to a guest's store.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -13,12 +13,12 @@ use vtd::spec::registers::IQT;
 use crate::guest::{Guest, Quiet, STATUS};
 use crate::measure;
 
-/// Round trips in one run.
+/// Round trips of one run.
 const TRIPS: u32 = 20_000;
 const RUNS: usize = 15;
 
-/// A sidecore thread sweeps the page; this thread plays the vCPU: queue a wait, store IQT, spin on
-/// status.
+/// Measures the round trip between a sidecore thread, which sweeps the page, and this thread, which
+/// acts as the vCPU: it queues a wait, stores IQT, and spins on the status word.
 pub fn reaction() -> Result<Measured> {
     let mut guest = Guest::new()?;
     let mut unit = guest.unit();

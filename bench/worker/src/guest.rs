@@ -1,9 +1,9 @@
-//! A guest with one disk: memory, a driver that keeps as many requests out as it is asked for, and
-//! the device, which the same thread polls.
+//! A guest with one disk: memory, a driver that keeps a given number of requests in flight, and the
+//! device, which is polled by the same thread.
 //!
-//! The driver's chains (header, data, status) are written once for each load; for a request it
-//! stores a sector number, a ring entry and the index. There is no IOMMU; memory is found page by
-//! page all the same, as in a machine without one.
+//! The driver writes its descriptor chains (header, data, status) once for each load. For a request
+//! it stores only a sector number, a ring entry and the available index. There is no IOMMU; memory
+//! is still looked up page by page, as in a machine without one.
 
 use std::time::{Duration, Instant};
 
@@ -18,12 +18,12 @@ use crate::process::{Counts, Watched, own_time};
 
 /// Bytes of the disk.
 pub const CAPACITY: u64 = 64 << 20;
-/// Bytes of a request's data at most.
+/// Greatest number of data bytes of a request.
 pub const LONGEST: u32 = 64 << 10;
-/// Requests at a time at most.
+/// Greatest number of requests in flight.
 pub const DEEPEST: u16 = 32;
 
-/// Entries of the ring: three for each request.
+/// Number of ring entries, of which a request takes three.
 const SIZE: u16 = 128;
 const DESC: u64 = 0x1000;
 const AVAIL: u64 = 0x2000;
@@ -37,45 +37,45 @@ const DEVICE: SourceId = SourceId::new(0, 1, 0);
 
 const NEXT: u16 = 1;
 const WRITE: u16 = 2;
-/// Of the available ring: the driver polls.
+/// Flag of the available ring, VIRTQ_AVAIL_F_NO_INTERRUPT: the driver polls.
 const NO_INTERRUPT: u16 = 1;
 
-/// Requests before a window begins.
+/// Number of requests before a window begins.
 const WARM_UP: u64 = 100;
-/// Longest time without a completion.
+/// Longest time without a completion before the guest gives up.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Requests that a driver makes, all alike but for their place on the disk.
+/// Requests of a driver, all alike except for their position on the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Load {
     /// Bytes of data, a multiple of 512, at most [`LONGEST`].
     pub len: u32,
-    /// Requests at a time, 1 to [`DEEPEST`].
+    /// Number of requests in flight, 1 to [`DEEPEST`].
     pub depth: u16,
     /// Writes, not reads.
     pub is_write: bool,
 }
 
-/// Figures of one window. Those of processors and wakes are of the requests before it as well, by
-/// which the disk warms up, since they are read while the worker sleeps.
+/// Figures of one window. Those of processor time and wake-ups include the warm-up requests before
+/// it, since they are read while the worker sleeps.
 #[derive(Clone, Copy, Debug)]
 pub struct Sample {
     /// Requests a second.
     pub iops: f64,
-    /// Processor time of a request in the owner's process, in ns: driver and device.
+    /// Processor time per request of the owner's process (driver and device), in ns.
     pub owner_ns: f64,
-    /// In the worker's, in ns; 0 where there is none.
+    /// Processor time per request of the worker's process, in ns; 0 if there is no worker.
     pub worker_ns: f64,
-    /// Part of the time that the owner had a CPU for, and the worker if it polls: the less of both,
-    /// 0 to 1 or a little more.
+    /// Share of the time in which the owner ran on a CPU; if the worker polls, the lesser of both
+    /// shares. 0 to 1, or slightly more.
     pub share: f64,
-    /// Times that the worker slept, for 1000 requests.
+    /// Times that the worker went to sleep, per 1000 requests.
     pub sleeps: f64,
-    /// Times that it was kicked, for 1000 requests.
+    /// Times that the worker was kicked, per 1000 requests.
     pub kicks: f64,
 }
 
-/// No interrupt is wanted.
+/// Interrupts that are dropped: the driver polls.
 struct Quiet;
 
 impl Interrupt for Quiet {
@@ -83,7 +83,7 @@ impl Interrupt for Quiet {
     fn config(&mut self) {}
 }
 
-/// A guest with its disk.
+/// A guest whose disk is measured.
 pub trait Subject {
     /// Keeps `load` up for `time`.
     ///
@@ -91,17 +91,17 @@ pub trait Subject {
     /// A request fails, or does not end.
     fn window(&mut self, load: Load, time: Duration) -> Result<Sample>;
 
-    /// Copies of a request's data by the owner, between the guest's memory and any other: bytes
-    /// copied for each byte of `load`.
+    /// Returns the bytes that the owner copies between guest memory and other memory, per byte of
+    /// data of `load`.
     ///
     /// # Errors
     /// As [`window`](Self::window).
     fn copies(&mut self, load: Load) -> Result<f64>;
 
-    /// Writes to the disk, and reads the same back.
+    /// Writes to the disk, and reads the same blocks back.
     ///
     /// # Errors
-    /// It is another, or as [`window`](Self::window).
+    /// The data differ, or as for [`window`](Self::window).
     fn verify(&mut self) -> Result<()>;
 }
 
@@ -113,9 +113,9 @@ pub struct Guest<C: DeviceClass> {
     worker: Option<Watched>,
     random: Random,
     load: Load,
-    /// Place of a request: sector on the disk; `None`: at random.
+    /// Sector of a request; `None`: at random.
     sector: Option<u64>,
-    /// Indices of the rings: next available, next used.
+    /// Next index of the available ring, and of the used ring.
     avail: u16,
     used: u16,
 }
@@ -134,7 +134,7 @@ impl<C: DeviceClass> Guest<C> {
             avail: Iova::new(AVAIL),
             used: Iova::new(USED),
         };
-        // With FLUSH: without it each write would have to be stable.
+        // With VIRTIO_BLK_F_FLUSH: without it each write would have to be stable.
         let features = feature::VERSION_1 | blk_feature::FLUSH;
         device.activate(features, &[queue], ram.keep_alive())?;
         let mut guest = Self {
@@ -167,7 +167,7 @@ impl<C: DeviceClass> Guest<C> {
         bytes
     }
 
-    /// Writes the chains of `load`. None is out.
+    /// Writes the descriptor chains of `load`. No request is in flight.
     fn prepare(&mut self, load: Load) {
         let kind = if load.is_write { kind::OUT } else { kind::IN };
         let data_flags = if load.is_write { 0 } else { WRITE };
@@ -191,7 +191,7 @@ impl<C: DeviceClass> Guest<C> {
         self.load = load;
     }
 
-    /// Puts the request at `place` into the ring, to be published.
+    /// Adds the request of slot `place` to the available ring, without publishing it.
     fn make(&mut self, place: u16) {
         let len = u64::from(self.load.len);
         let sector = match self.sector {
@@ -210,8 +210,8 @@ impl<C: DeviceClass> Guest<C> {
         self.put(AVAIL + 2, &avail);
     }
 
-    /// Takes what the device has used, and has `each` deal with the place of each request; how
-    /// many there were.
+    /// Processes the used ring: calls `each` with the slot of each completed request. Returns their
+    /// number.
     fn take_used(&mut self, mut each: impl FnMut(&mut Self, u16)) -> Result<u64> {
         let index = u16::from_le_bytes(self.get(USED + 2));
         let mut count = 0;
@@ -233,13 +233,13 @@ impl<C: DeviceClass> Guest<C> {
         let _ = self.device.poll(&mut view, &mut Quiet, 0);
     }
 
-    /// Makes requests until `goes_on` ends, then waits for the last; how many there were.
-    /// `goes_on` is given the number of those that are over.
+    /// Makes requests until `goes_on` returns false, then waits for the last. Returns their number.
+    /// `goes_on` receives the number of completed requests.
     fn run(&mut self, goes_on: impl FnMut(u64) -> bool) -> Result<u64> {
         self.run_polled(Self::poll, goes_on)
     }
 
-    /// [`run`](Self::run), with the device polled by `poll`.
+    /// Does the same as [`run`](Self::run), with the device polled by `poll`.
     fn run_polled(
         &mut self,
         mut poll: impl FnMut(&mut Self),
@@ -255,7 +255,7 @@ impl<C: DeviceClass> Guest<C> {
         let mut polls = 0_u32;
         while out > 0 {
             poll(self);
-            // Rarely: to read the clock takes as long as a poll.
+            // Rarely: reading the clock takes as long as a poll.
             polls = polls.wrapping_add(1);
             if polls.is_multiple_of(1 << 16) {
                 if seen != over {
@@ -270,7 +270,7 @@ impl<C: DeviceClass> Guest<C> {
                 }
             })?;
             if count == 0 {
-                // As a sidecore does: it may share its core with the worker.
+                // Like a sidecore: it may share its core with the worker.
                 std::hint::spin_loop();
                 continue;
             }
@@ -283,14 +283,14 @@ impl<C: DeviceClass> Guest<C> {
         Ok(over)
     }
 
-    /// Counts of the worker once it sleeps; 0 where there is none.
+    /// Returns the worker's counts once it sleeps; 0 if there is no worker.
     fn counts(&self) -> Result<Counts> {
         self.worker
             .as_ref()
             .map_or(Ok(Counts::default()), Watched::counts)
     }
 
-    /// One request at the first place, of `load`, at sector 0.
+    /// Makes one request of `load` in the first slot, at sector 0.
     fn once(&mut self, load: Load) -> Result<()> {
         self.sector = Some(0);
         self.prepare(Load { depth: 1, ..load });
@@ -407,7 +407,8 @@ mod tests {
         let disk = MemDisk::new(vec![0; CAPACITY as usize], 256, false);
         guest(Box::new(disk)).verify().expect("the same bytes");
         let forgets = Null::new(CAPACITY, Transfer::Bounce);
-        // Its buffer still holds what was written: of a disk in place nothing is read.
+        // A bounce buffer still holds the data that were written; a disk that works in place leaves
+        // the zeroes.
         guest(Box::new(forgets)).verify().expect("its own buffer");
         let forgets = Null::new(CAPACITY, Transfer::Direct);
         guest(Box::new(forgets)).verify().expect_err("zeroes");

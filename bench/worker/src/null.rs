@@ -1,27 +1,27 @@
-//! A back end that does nothing, for what stands between a driver and any back end.
+//! A back end that does nothing, to measure the code between a driver and a back end.
 //!
-//! Unlike [`vio::blk::NullDisk`], whose data are not moved at all, this one has the data moved as a
-//! real back end has: under leases in place, or by a copy through a private buffer.
+//! [`vio::blk::NullDisk`] moves no data. This back end has the data moved as a real one has: in
+//! place under leases, or by a copy through a private buffer.
 
 use std::os::fd::RawFd;
 
 use guest_mem::KeepAlive;
 use vio::blk::{BlockIo, Completion, Op, Outcome, Piece, Transfer};
 
-/// Requests in flight.
+/// Number of requests in flight.
 const DEPTH: u32 = 256;
 
-/// A disk without contents: reads leave the buffer as it is, writes are forgotten.
+/// A disk without contents: reads leave the buffer unchanged, writes are dropped.
 pub struct Null {
     capacity: u64,
     transfer: Transfer,
-    /// Of each slot, its private buffer; kept from request to request.
+    /// Private buffer of each slot, reused from request to request.
     buffers: Vec<Vec<u8>>,
     done: Vec<Completion>,
 }
 
 impl Null {
-    /// A disk of `capacity` bytes, a multiple of 512. `transfer`: [`Transfer::Direct`] or
+    /// Creates a disk of `capacity` bytes, a multiple of 512. `transfer` is [`Transfer::Direct`] or
     /// [`Transfer::Bounce`].
     pub fn new(capacity: u64, transfer: Transfer) -> Self {
         Self {

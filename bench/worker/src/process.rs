@@ -1,4 +1,4 @@
-//! The worker's process as the bench sees it: its processor time, its sleeps, its kicks.
+//! The worker's process as the benchmark observes it: processor time, sleeps, kicks.
 
 use std::fs;
 use std::os::fd::RawFd;
@@ -11,10 +11,10 @@ use nix::time::{ClockId, clock_getcpuclockid, clock_gettime};
 use nix::unistd::Pid;
 use vio::caged::{WorkerEvent, WorkerProcess};
 
-/// Processor time of all threads of this process.
+/// Returns the processor time of all threads of this process.
 ///
 /// # Errors
-/// The kernel's.
+/// The kernel's error.
 pub fn own_time() -> Result<Duration> {
     time_of(ClockId::CLOCK_PROCESS_CPUTIME_ID)
 }
@@ -32,27 +32,27 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub struct Counts {
     /// Processor time of all its threads.
     pub time: Duration,
-    /// Times that its threads went to sleep of themselves, to be woken later.
+    /// Voluntary context switches of its threads.
     pub sleeps: u64,
-    /// Times that the owner has written its eventfd.
+    /// Times that the owner has signalled its eventfd.
     pub kicks: u64,
 }
 
-/// A worker's process, from outside.
+/// A worker's process, observed from outside.
 pub struct Watched {
     pid: u32,
     clock: ClockId,
     kicks: Arc<AtomicU64>,
-    /// It polls while there are requests.
+    /// The worker polls while there are requests.
     pub polls: bool,
 }
 
 impl Watched {
-    /// Watches the process `pid`, whose kicks are counted in `kicks`; `polls`: while there are
-    /// requests.
+    /// Creates the observer of process `pid`, whose kicks are counted in `kicks`. `polls`: the
+    /// worker polls while there are requests.
     ///
     /// # Errors
-    /// There is none.
+    /// There is no such process.
     pub fn new(pid: u32, kicks: Arc<AtomicU64>, polls: bool) -> Result<Self> {
         let number = i32::try_from(pid).context("the number of a process")?;
         let clock = clock_getcpuclockid(Pid::from_raw(number));
@@ -64,11 +64,11 @@ impl Watched {
         })
     }
 
-    /// Its counts. Waits until it sleeps: the kernel brings the clock of another process's running
-    /// thread up to date at its next tick, which may be milliseconds away.
+    /// Returns the worker's counts. Waits until it sleeps: the kernel updates the clock of a
+    /// running thread of another process at its next tick only, which may be milliseconds away.
     ///
     /// # Errors
-    /// It has ended, or does not sleep, or the host hides it.
+    /// The worker has ended, or does not sleep, or the host hides the process.
     pub fn counts(&self) -> Result<Counts> {
         let since = Instant::now();
         while !self.is_asleep()? {
@@ -78,23 +78,24 @@ impl Watched {
         Ok(Counts {
             time: time_of(self.clock)?,
             sleeps: self.sleeps()?,
-            // Relaxed: written by the thread that asks.
+            // Relaxed: this thread has written it.
             kicks: self.kicks.load(Ordering::Relaxed),
         })
     }
 
-    /// Whether the thread of its loop sleeps. (Those of the disk have nothing to do here.)
+    /// Returns whether the worker's main thread sleeps. (Its disk's threads have nothing to do at
+    /// that time.)
     fn is_asleep(&self) -> Result<bool> {
         let path = format!("/proc/{0}/task/{0}/stat", self.pid);
         let stat = fs::read_to_string(path).context("the worker's state")?;
-        // Behind the name, which may have any characters.
+        // The state follows the name, which may contain any characters.
         Ok(stat
             .rsplit(')')
             .next()
             .is_some_and(|rest| rest.starts_with(" S")))
     }
 
-    /// Times that its threads went to sleep of themselves.
+    /// Returns the number of voluntary context switches of its threads.
     fn sleeps(&self) -> Result<u64> {
         let mut sleeps = 0;
         for task in fs::read_dir(format!("/proc/{}/task", self.pid)).context("its threads")? {
@@ -110,11 +111,11 @@ fn count(text: &str) -> u64 {
     text.trim().parse().unwrap_or(0)
 }
 
-/// A worker's process whose kicks are counted.
+/// Handle of a worker's process that counts kicks.
 pub struct Kicked {
-    /// The process.
+    /// The handle that it wraps.
     pub below: Box<dyn WorkerProcess>,
-    /// Kicks so far.
+    /// Number of kicks so far.
     pub kicks: Arc<AtomicU64>,
 }
 

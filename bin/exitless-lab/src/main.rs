@@ -1,7 +1,7 @@
 //! `exitless-lab`: tests and demonstrations of `exitless`.
 //!
-//! This file only names the subcommands. Those that judge whole guests are in the crate `harness`;
-//! `run` and `serve` are those of `exitless`, out of the crate `vmm`.
+//! This file defines the subcommands. Those that test whole guests are in the crate `harness`;
+//! `run` and `serve` are those of `exitless`, from the crate `vmm`.
 //!
 //! Exit status: that of the subcommand, 2 for a request that could not start (one line on stderr
 //! gives the reason), 1 for a failure under way.
@@ -24,7 +24,8 @@ use vmm::{log, program, run, serve};
 
 use faults::{FAULTS_OF_DAEMONS, FAULTS_OF_MACHINES, Faults, Faulty, Program};
 
-/// With the commit that it was built from, as far as the makefile has named it.
+/// Version of the program, with the commit that it was built from if the makefile has set
+/// `EXITLESS_COMMIT`.
 static VERSION: LazyLock<String> =
     LazyLock::new(|| program::version(option_env!("EXITLESS_COMMIT")));
 
@@ -195,8 +196,8 @@ struct ServeArgs {
     fault: Vec<String>,
 }
 
-/// Runs a command that writes a report, if that can be written: better said now than after the last
-/// measurement.
+/// Runs a command that writes a report, after a check that the report's file can be written: better
+/// before the first measurement than after the last.
 fn with_report(report: &Path, main: impl FnOnce() -> anyhow::Result<u8>) -> anyhow::Result<u8> {
     program::check_report("--report", report)?;
     main()

@@ -1,8 +1,8 @@
 //! `exitless`: virtual machines whose I/O does not exit.
 //!
-//! This crate only names the subcommands of the product: what they do is in the crate `vmm`. It is
-//! a library so that the tests of `exitless-lab` can read the examples of all documents by the
-//! command line that they are for.
+//! This crate defines the subcommands of the program; the crate `vmm` implements them. It is a
+//! library so that the tests of `exitless-lab` can parse the examples of all documents by this
+//! command line.
 //!
 //! Exit status: that of the subcommand, 2 for a request that could not start (one line on stderr
 //! gives the reason), 1 for a failure under way.
@@ -19,7 +19,8 @@ use vmm::composition::Composition;
 use vmm::run::{Assembly, Attached, MachineComposition, MakeFunctions};
 use vmm::{device_worker, doctor, log, program, run, serve};
 
-/// With the commit that it was built from, as far as the makefile has named it.
+/// Version of the program, with the commit that it was built from if the makefile has set
+/// `EXITLESS_COMMIT`.
 static VERSION: LazyLock<String> =
     LazyLock::new(|| program::version(option_env!("EXITLESS_COMMIT")));
 
@@ -101,11 +102,11 @@ pub enum Command {
 }
 
 vmm::functions! {
-    /// The functions of its machines: those of every program's.
+    /// The functions of its machines: those that every program has.
     enum Functions {}
 }
 
-/// The product's composition: nothing beyond what every program has.
+/// Composition of the product: nothing beyond the common functions.
 struct Product;
 
 impl Composition for Product {}
@@ -144,7 +145,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns the names of what is hidden in a command and below it.
+    /// Returns the names of all hidden arguments, values and subcommands of a command.
     fn hidden(command: &Command) -> Vec<String> {
         let name = command.get_name();
         let mut found = Vec::new();
@@ -169,7 +170,7 @@ mod tests {
         let mut program = Cli::command();
         program.build();
         assert_eq!(hidden(&program), [""; 0]);
-        // It does find what is.
+        // The check finds entries that are hidden.
         let arg = clap::Arg::new("arg").long("arg").hide(true);
         let below = Command::new("below").hide(true).arg(arg);
         let found = hidden(&Command::new("program").subcommand(below));

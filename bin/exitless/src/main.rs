@@ -1,4 +1,4 @@
-//! See the library, which is all of it.
+//! Entry point; the library has the program.
 
 use std::process::ExitCode;
 

@@ -8,12 +8,13 @@ use seccompiler::{
     SeccompRule, TargetArch, apply_filter_all_threads,
 };
 
-/// A system call that is allowed: its number (`libc::SYS_…`), and when.
+/// A system call that the filter allows: its number (`libc::SYS_…`) and the condition on its
+/// arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Call {
     /// Its number.
     pub number: i64,
-    /// With which arguments.
+    /// Arguments with which it is allowed.
     pub when: When,
 }
 
@@ -22,31 +23,31 @@ pub struct Call {
 pub enum When {
     /// Any.
     Always,
-    /// Those of mmap(2) for private memory of the process's own, not to be executed.
+    /// Arguments of mmap(2) that make a private, anonymous mapping without `PROT_EXEC`.
     PlainMemory,
-    /// Those of mprotect(2) that make nothing executable.
+    /// Arguments of mprotect(2) without `PROT_EXEC`.
     NotExecutable,
-    /// Those of fallocate(2) that keep a file's size, from an offset and with a length of at most
-    /// so many bytes each. A filter cannot add: space may be reserved for as many bytes behind the
-    /// end of a file of that size.
+    /// Arguments of fallocate(2) with `FALLOC_FL_KEEP_SIZE`, and an offset and a length of at most
+    /// so many bytes each. A filter cannot add offset and length: in a file of that size, up to as
+    /// many bytes behind its end may be reserved.
     KeepsSize(u64),
 }
 
 /// Reason why a filter cannot be set.
 #[derive(Debug, thiserror::Error)]
 pub enum FilterError {
-    /// No program can be made of it, on this machine.
+    /// No filter program can be compiled for this architecture.
     #[error("no filter of system calls for {ARCH}: {0}")]
     Program(String),
-    /// The kernel refuses it.
+    /// The kernel refuses to install the filter.
     #[error("the host refuses a filter of system calls (seccomp): {0}")]
     Refused(String),
 }
 
-/// From now on any call but these ends the process, whichever of its threads makes it.
+/// Installs the filter on all threads: from now on any call but these kills the process.
 ///
 /// # Errors
-/// Nothing has changed.
+/// No filter is installed.
 pub fn allow_only(calls: &[Call]) -> Result<(), FilterError> {
     let program = |error: seccompiler::BackendError| FilterError::Program(error.to_string());
     let mut rules = BTreeMap::new();
@@ -65,7 +66,7 @@ pub fn allow_only(calls: &[Call]) -> Result<(), FilterError> {
     apply_filter_all_threads(&filter).map_err(refused)
 }
 
-/// Rules of which one has to match; none: all calls do.
+/// Returns the rules of a call, of which one has to match. An empty list matches every call.
 fn conditions(when: When) -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
     let masked = |argument, mask: i32, value: i32| {
         SeccompCondition::new(

@@ -1,12 +1,12 @@
-//! A process that gives up what it does not need, for good: descriptors, namespaces, capabilities,
-//! resources, system calls.
+//! Confinement of the calling process, for good: file descriptors, namespaces, capabilities,
+//! resource limits, system calls.
 //!
-//! The order in which a program calls these matters, and is its own: namespaces are left, and
-//! capabilities dropped, while it has one thread; the filter of system calls comes last, when every
-//! thread has made the calls of its start, and holds for all of them.
+//! The caller chooses the order of these functions, and it matters. It leaves namespaces and drops
+//! capabilities while the process has one thread. It installs the filter of system calls last, when
+//! every thread has made the calls of its start-up: the filter holds for all threads.
 //!
-//! Nothing here can be undone. What a host refuses is an error with its reason; whether to go on
-//! without is the caller's to decide. Known to Linux only, on x86-64 and 64-bit Arm.
+//! Nothing here can be undone. If the host refuses a step, the caller receives the error and
+//! decides whether to continue without that step. Linux only, on x86-64 and 64-bit Arm.
 #![forbid(unsafe_code)]
 
 mod calls;
@@ -23,10 +23,11 @@ use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 
 pub use calls::{Call, FilterError, When, allow_only};
 
-/// Dies when the thread that made this process dies, which is one of process `parent`.
+/// Asks the kernel to kill this process when the thread that made it, one of process `parent`,
+/// ends.
 ///
 /// # Errors
-/// The kernel's; or that process is not its parent any more.
+/// The kernel's error; or `parent` is not the parent any more.
 pub fn die_with_parent(parent: u32) -> io::Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
     let is_parent = getppid().map(Pid::as_raw_pid) == i32::try_from(parent).ok();
@@ -41,28 +42,28 @@ pub fn die_with_parent(parent: u32) -> io::Result<()> {
 /// Closes every descriptor but those in `keep`.
 ///
 /// # Errors
-/// The list of them (/proc) cannot be read.
+/// The list of open descriptors (/proc/self/fd) cannot be read.
 pub fn close_all_but(keep: &[RawFd]) -> io::Result<()> {
     let list = std::fs::read_dir("/proc/self/fd")?;
     let names = list.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
     let open: Vec<RawFd> = names.filter_map(|name| name.parse().ok()).collect();
     for fd in open {
         if !keep.contains(&fd) {
-            // That of the list is closed already.
+            // The descriptor of the directory itself is closed already.
             let _ = nix::unistd::close(fd);
         }
     }
     Ok(())
 }
 
-/// Leaves the host's namespaces of users, mounts, network, IPC, names and control groups for new
-/// ones. That of the network has no device but a loopback that is down, that of IPC no object; the
-/// others begin as copies (the host's mounts stay visible, and mounting is lost with the
-/// capabilities). To be called while there is one thread. (Not that of processes: it would be for
-/// children, and a process that has asked for it starts no thread.)
+/// Moves the process into new user, mount, network, IPC, UTS and control-group namespaces. The
+/// network namespace has only a loopback interface that is down; the IPC namespace has no object.
+/// The others begin as copies: the host's mounts stay visible, and `drop_privileges` takes away the
+/// right to change them. To be called while the process has one thread. The PID namespace stays: a
+/// new one would be for children only, and after `CLONE_NEWPID` a process cannot start threads.
 ///
 /// # Errors
-/// The host allows none of it; nothing has changed.
+/// The host refuses all of it; nothing has changed.
 pub fn leave_namespaces() -> io::Result<()> {
     let others = CloneFlags::CLONE_NEWNS
         | CloneFlags::CLONE_NEWNET
@@ -70,17 +71,18 @@ pub fn leave_namespaces() -> io::Result<()> {
         | CloneFlags::CLONE_NEWUTS
         | CloneFlags::CLONE_NEWCGROUP;
     let with_user = unshare(CloneFlags::CLONE_NEWUSER | others);
-    // Root needs no namespace of users to have the others.
+    // Root needs no user namespace to create the others.
     let left = with_user.or_else(|error| unshare(others).map_err(|_| error));
     left.map_err(Into::into)
 }
 
-/// Drops every capability of *this thread*, and gains none by executing a file; and other processes
-/// of the same user cannot look into this one. To be called while there is one thread: those that
-/// it starts have none either.
+/// Drops every capability of the *calling thread* and sets `no_new_privs`, so that executing a file
+/// gains none. Clears the dumpable flag, so that other processes of the same user cannot trace this
+/// one. To be called while the process has one thread: threads that it starts later inherit the
+/// empty sets.
 ///
 /// # Errors
-/// The kernel's.
+/// The kernel's error.
 pub fn drop_privileges() -> io::Result<()> {
     rustix::thread::set_no_new_privs(true)?;
     let none = CapabilitySets {
@@ -92,21 +94,21 @@ pub fn drop_privileges() -> io::Result<()> {
     Ok(set_dumpable_behavior(DumpableBehavior::NotDumpable)?)
 }
 
-/// Bounds of what a process may use.
+/// Resource limits of a process (setrlimit(2)).
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Bytes of its address space.
+    /// Size of the address space, in bytes (`RLIMIT_AS`).
     pub address_space: u64,
-    /// Size to which it may make files grow, in bytes.
+    /// Greatest size of a file that it writes, in bytes (`RLIMIT_FSIZE`).
     pub file_size: u64,
-    /// Numbers of descriptors that it may make.
+    /// One more than the greatest number of a new file descriptor (`RLIMIT_NOFILE`).
     pub descriptors: u64,
 }
 
-/// Sets the limits, for good, and allows no more processes and no core file.
+/// Sets these limits, soft and hard. Also forbids new processes (`RLIMIT_NPROC`) and core files.
 ///
 /// # Errors
-/// The kernel's.
+/// The kernel's error.
 pub fn set_limits(limits: Limits) -> io::Result<()> {
     for (resource, most) in [
         (Resource::As, limits.address_space),

@@ -1,7 +1,7 @@
-//! The descriptors that an owner sends its worker.
+//! Passing of file descriptors from a disk's owner (the VMM) to its worker process.
 //!
-//! UNSAFETY: descriptors of the disk's threads are borrowed by their number, which their crate
-//! lends for as long as the disk exists.
+//! UNSAFETY: descriptors of the disk's I/O threads are borrowed by their numbers, which the crate
+//! `vio` keeps open for as long as the disk exists.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -13,28 +13,29 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
-/// Number of descriptors.
+/// Number of descriptors in the message.
 const COUNT: usize = 5;
-/// The one byte that they come with.
+/// The one byte of data that the message carries.
 const BYTE: [u8; 1] = *b"w";
 
-/// All that a worker is given.
+/// Descriptors that a worker receives from its owner.
 #[derive(Debug)]
 pub(crate) struct Given {
     /// The shared area.
     pub(crate) area: OwnedFd,
-    /// The eventfd that wakes the worker.
+    /// The eventfd by which the owner wakes the worker.
     pub(crate) kick: OwnedFd,
-    /// The one that wakes its owner.
+    /// The eventfd by which the worker wakes the owner.
     pub(crate) call: OwnedFd,
-    /// The eventfd by which the worker says once that it serves, or why it cannot; closed then.
+    /// The eventfd that the worker signals once, when it serves requests or has failed to start. It
+    /// is closed afterwards.
     pub(crate) ready: OwnedFd,
     /// The disk's file.
     pub(crate) image: OwnedFd,
 }
 
 impl Given {
-    /// Their numbers.
+    /// Returns the numbers of the descriptors.
     pub(crate) fn numbers(&self) -> [RawFd; COUNT] {
         let Self {
             area,
@@ -46,8 +47,8 @@ impl Given {
         [area, kick, call, ready, image].map(|fd| fd.as_raw_fd())
     }
 
-    /// Puts the eventfd of the owner in the place of standard input, output and error: a worker
-    /// reads and says nothing there.
+    /// Replaces standard input, output and error by duplicates of the eventfd `call`. The worker
+    /// neither reads nor writes there.
     pub(crate) fn replace_standard(&self) -> io::Result<()> {
         rustix::stdio::dup2_stdin(&self.call)?;
         rustix::stdio::dup2_stdout(&self.call)?;
@@ -55,10 +56,10 @@ impl Given {
     }
 }
 
-/// Sends them.
+/// Sends the descriptors to the worker.
 ///
 /// # Errors
-/// The kernel's.
+/// The kernel's error.
 pub(crate) fn send(socket: BorrowedFd<'_>, fds: [BorrowedFd<'_>; COUNT]) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(COUNT))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -69,10 +70,10 @@ pub(crate) fn send(socket: BorrowedFd<'_>, fds: [BorrowedFd<'_>; COUNT]) -> io::
     Ok(())
 }
 
-/// Receives them.
+/// Receives the descriptors from the owner.
 ///
 /// # Errors
-/// No owner is at the other end, or it has sent something else.
+/// Standard input is no socket of an owner, or the message is another one.
 pub(crate) fn receive(socket: BorrowedFd<'_>) -> io::Result<Given> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(COUNT))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -99,8 +100,8 @@ pub(crate) fn receive(socket: BorrowedFd<'_>) -> io::Result<Given> {
     })
 }
 
-/// Waits until the owner has written `kick`, which is emptied, or one of the disk's descriptors is
-/// readable.
+/// Waits until the owner has signalled `kick` or one of the disk's descriptors is readable. Clears
+/// `kick`.
 pub(crate) fn wait(kick: BorrowedFd<'_>, disk: &[RawFd]) {
     let disk: Vec<BorrowedFd<'_>> = disk
         .iter()
@@ -112,7 +113,7 @@ pub(crate) fn wait(kick: BorrowedFd<'_>, disk: &[RawFd]) {
     for fd in &disk {
         polled.push(PollFd::from_borrowed_fd(*fd, PollFlags::IN));
     }
-    // An interruption is looked into as anything else.
+    // After EINTR the caller polls its queues again, as after any wake-up.
     let _ = poll(&mut polled, None);
     let _ = rustix::io::read(kick, &mut [0; 8]);
 }

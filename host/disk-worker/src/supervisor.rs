@@ -1,4 +1,4 @@
-//! The owner's side: starting a worker, watching it, and starting it again.
+//! The owner's side: starts a worker process, watches it, and restarts it.
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
@@ -26,22 +26,23 @@ use worker_area::Start;
 use crate::worker::Confined;
 use crate::{HostError, descriptors};
 
-/// Requests in flight of one disk.
+/// Request slots of the shared area, which bound the requests in flight of one disk.
 const SLOTS: u32 = 128;
-/// Time in which a worker has to be ready.
+/// Time within which a started worker has to be ready.
 const START_LIMIT: Duration = Duration::from_secs(10);
-/// Least time between two starts, so that a request that ends each worker costs the host no more
-/// than ten processes a second.
+/// Least time between two starts. It bounds the cost of a request that crashes every worker: at
+/// most ten processes a second.
 const LEAST_LIFE: Duration = Duration::from_millis(100);
-/// Workers in a row that end before they have answered anything, after which there is no other.
+/// Number of consecutive workers that end without completing a request, after which no other is
+/// started.
 const MOST_FRUITLESS: u32 = 3;
 
-/// How a disk's worker is run.
+/// Settings of a disk's worker process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WorkerConfig {
-    /// It goes without a filter of system calls.
+    /// The worker runs without a filter of system calls.
     pub is_unconfined: bool,
-    /// Another one takes its place when it dies.
+    /// A worker that dies is replaced by a new one.
     pub restarts: bool,
 }
 
@@ -50,99 +51,100 @@ pub struct WorkerConfig {
 pub struct WorkerDisk {
     /// The program that calls [`serve`](crate::serve).
     pub program: PathBuf,
-    /// Its arguments behind those of [`start`].
+    /// Arguments behind those that [`start`] adds.
     pub arguments: Vec<OsString>,
-    /// The disk's file, open for what the disk is to do, and locked.
+    /// The disk's file, opened with the access that the disk needs, and locked.
     pub file: File,
-    /// The guest may not write.
+    /// The guest may not write to the disk.
     pub read_only: bool,
-    /// The file passes the host's page cache by.
+    /// The file is opened with `O_DIRECT`.
     pub direct: bool,
     /// Serial number, at most 20 bytes of ASCII.
     pub id: String,
-    /// Block size, queues.
+    /// Logical block size, number of queues.
     pub device: BlkConfig,
 }
 
-/// Reason why there is no worker.
+/// Reason why a worker cannot be started.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// The host refuses something.
+    /// The host refuses a resource.
     #[error(transparent)]
     Host(#[from] HostError),
-    /// There is no memory to share with it.
+    /// The memory to be shared with the worker cannot be allocated.
     #[error("the worker's memory")]
     Memory(#[source] FileError),
-    /// It cannot begin, and says why: printable ASCII.
+    /// The worker reports why it cannot start, in printable ASCII.
     #[error("the device worker cannot start: {0}")]
     Told(String),
-    /// It has ended before it said anything.
+    /// The process has ended without a report.
     #[error("the device worker has ended at its start")]
     Ended,
-    /// It says nothing.
+    /// The worker is not ready within the limit.
     #[error("the device worker is not ready after {} s", START_LIMIT.as_secs())]
     NotReady,
-    /// There is no disk as it says.
+    /// The facts that the worker reports describe no valid disk.
     #[error(transparent)]
     Facts(#[from] FactsError),
-    /// The thread that starts it has ended: a mistake of ours.
+    /// The supervisor's thread has ended: a bug of this crate.
     #[error("the worker's thread has ended")]
     Thread,
 }
 
-/// Event of a disk's worker that an administrator is notified of, by the thread that watches it.
+/// Event of a disk's worker, reported for the log of the machine by the supervisor's thread.
 #[derive(Debug)]
 pub enum Report {
-    /// The first one serves.
+    /// The first worker serves requests.
     Started {
-        /// Its process.
+        /// Its process id.
         pid: u32,
-        /// As it says of itself.
+        /// Its confinement, as the worker reports it.
         confined: Confined,
     },
-    /// It has ended, and another one goes on.
+    /// The worker has ended, and a new one serves requests.
     Replaced {
-        /// How it has ended, in words.
+        /// Manner of its end, as text.
         how: String,
-        /// Process of the other one.
+        /// Process id of the new worker.
         pid: u32,
     },
-    /// It has ended, and there is to be no other: the disk needs a reset for ever.
+    /// The worker has ended and is not replaced: the disk reports `DEVICE_NEEDS_RESET` from now on.
     Gone {
-        /// How it has ended, in words.
+        /// Manner of its end, as text.
         how: String,
     },
-    /// It has ended, and the next one shows another disk: there is no other.
+    /// The worker has ended. Its successor reports a disk with other facts, so it was killed, and
+    /// none serves.
     OtherDisk {
-        /// How it has ended, in words.
+        /// Manner of its end, as text.
         how: String,
     },
-    /// It has ended, and no other starts.
+    /// The worker has ended, and the next one cannot be started.
     NoOther {
-        /// How it has ended, in words.
+        /// Manner of its end, as text.
         how: String,
-        /// Reason why no other does.
+        /// Reason why the next one cannot be started.
         error: StartError,
     },
 }
 
-/// A worker that serves, and the thread that watches it.
+/// A disk whose worker serves requests, before the device is built.
 pub struct Running {
-    /// How the disk shows itself.
+    /// Configuration of the virtio device.
     pub config: BlkConfig,
-    /// Facts of the disk, as the worker gives them, checked.
+    /// Facts of the disk as the worker reports them, validated.
     pub facts: BlkFacts,
-    /// The memory shared with it.
+    /// The memory shared with the worker.
     pub area: Area,
-    /// Its process. Dropping it ends the worker, and waits for that.
+    /// Handle of the worker's process. Dropping it kills the worker, and waits for its end.
     pub process: Box<dyn WorkerProcess>,
 }
 
 impl Running {
-    /// The device in front of it.
+    /// Returns the virtio device in front of the worker.
     ///
     /// # Errors
-    /// No device can have that configuration over such a disk.
+    /// The configuration does not fit this disk.
     pub fn into_device(self) -> Result<Caged, BlkError> {
         Caged::new(&self.config, self.facts, self.area, self.process)
     }
@@ -151,12 +153,12 @@ impl Running {
 /// Starts the worker of `disk`, and waits until it serves.
 ///
 /// The program is started as `PROGRAM device-worker --owner PID --block BYTES --id=TEXT
-/// [--read-only] [--direct] [--unconfined] ARGUMENTS…`, without environment, and with the socket as
-/// standard input; it gives [`serve`](crate::serve) the [`Options`](crate::Options) of these.
-/// `report` is called on a thread of its own, which waits for it.
+/// [--read-only] [--direct] [--unconfined] ARGUMENTS…`, without environment, and with a socket as
+/// standard input. It calls [`serve`](crate::serve) with the [`Options`](crate::Options) that these
+/// arguments give. `report` is called on the supervisor's thread, which waits for it to return.
 ///
 /// # Errors
-/// The worker does not start; nothing is left of it.
+/// The worker does not start; its process has ended.
 pub fn start(
     disk: WorkerDisk,
     config: WorkerConfig,
@@ -198,7 +200,7 @@ pub fn start(
     })
 }
 
-/// A worker that serves.
+/// A worker process that serves requests.
 struct Started {
     child: Child,
     area: Area,
@@ -212,26 +214,26 @@ struct First {
     facts: BlkFacts,
 }
 
-/// State that the device and the supervisor share.
+/// State that the device and the supervisor's thread share.
 #[derive(Default)]
 struct State {
     events: VecDeque<WorkerEvent>,
-    /// The worker's process, while there is one.
+    /// Handle of the worker's process, while there is one.
     pidfd: Option<OwnedFd>,
-    /// There is to be no other.
+    /// The device is gone: no worker is started any more.
     is_final: bool,
-    /// The device has ended it, so another one is wanted whatever is said of deaths.
+    /// The device has killed the worker, so a new one is started even if `restarts` is false.
     is_replaced: bool,
 }
 
 struct Shared {
-    /// Wakes the owner; wakes the worker.
+    /// Eventfds: `call` wakes the owner, `kick` wakes the worker.
     call: OwnedFd,
     kick: OwnedFd,
     state: Mutex<State>,
-    /// Whether there are events; written under the lock.
+    /// `events` is not empty; written under the lock of `state`.
     has_events: AtomicBool,
-    /// The worker has answered something since it was started.
+    /// The worker has completed a request since it was started.
     has_answered: AtomicBool,
 }
 
@@ -250,22 +252,22 @@ impl Shared {
         signal(&self.call);
     }
 
-    /// Kills the worker, if there is one.
+    /// Kills the worker, if one runs.
     fn kill(state: &State) {
         if let Some(pidfd) = &state.pidfd {
-            // One that has ended is gone.
+            // An error means that it has ended already.
             let _ = pidfd_send_signal(pidfd, Signal::KILL);
         }
     }
 }
 
-/// Signals an eventfd that the worker has as well, and may have made blocking.
+/// Signals an eventfd that the worker shares, and may have made blocking.
 fn signal(eventfd: &OwnedFd) {
-    // It is an eventfd: this process made it.
+    // It cannot fail: this process made the eventfd.
     let _ = signal_eventfd(eventfd.as_fd());
 }
 
-/// The device's side.
+/// The device's handle of the supervisor's thread.
 struct Link {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -305,7 +307,7 @@ impl WorkerProcess for Link {
     fn end(&mut self, is_final: bool) {
         let mut state = self.shared.state();
         state.is_final |= is_final;
-        // One that has ended by itself is judged by that.
+        // A worker that has already ended is judged by its exit status.
         state.is_replaced |= state.pidfd.is_some();
         Shared::kill(&state);
     }
@@ -315,7 +317,7 @@ impl Drop for Link {
     fn drop(&mut self) {
         self.end(true);
         if let Some(thread) = self.thread.take() {
-            // It panics at nothing, and waits for the process alone.
+            // The thread does not panic, and waits for the process only.
             let _ = thread.join();
         }
     }
@@ -345,7 +347,8 @@ impl Supervisor {
         };
         let pid = child.id();
         (self.report)(Report::Started { pid, confined });
-        // The machine's builder waits for it; the link that it makes of it ends the worker.
+        // The caller of `start` waits for this. The `Link` that it builds ends the worker when
+        // dropped.
         let _ = tell.send(Ok(First { area, facts }));
         let mut fruitless = 0;
         loop {
@@ -371,7 +374,7 @@ impl Supervisor {
                 self.shared.tell(WorkerEvent::Gone);
                 return;
             }
-            // The bound on processes a second, not a wait for anything.
+            // Bounds the number of processes a second; it waits for no event.
             std::thread::sleep(LEAST_LIFE.saturating_sub(begun.elapsed()));
             let started = match self.start() {
                 Ok(started) if started.facts == facts => started,
@@ -381,7 +384,7 @@ impl Supervisor {
                     self.shared.tell(WorkerEvent::Gone);
                     return;
                 }
-                // The machine has ended meanwhile.
+                // The device has been dropped meanwhile.
                 Err(_) if self.shared.state().is_final => return,
                 Err(error) => {
                     (self.report)(Report::NoOther { how, error });
@@ -396,7 +399,7 @@ impl Supervisor {
         }
     }
 
-    /// Starts one worker, and waits until it serves.
+    /// Starts one worker, and waits until it serves requests.
     fn start(&self) -> Result<Started, StartError> {
         let shape = worker_shape(SLOTS).expect("an area may have as many slots");
         let area = Area::create(shape).map_err(StartError::Memory)?;
@@ -416,7 +419,7 @@ impl Supervisor {
         }
     }
 
-    /// Starts the program.
+    /// Starts the worker's program.
     fn spawn(&self, socket: OwnedFd) -> Result<Child, HostError> {
         let mut command = Command::new(&self.disk.program);
         command.arg("device-worker");
@@ -436,13 +439,13 @@ impl Supervisor {
         command.env_clear();
         command.stdin(Stdio::from(socket));
         command.stdout(Stdio::null()).stderr(Stdio::null());
-        // Signals of the terminal are the machine's.
+        // Own process group: signals of the terminal are for the machine only.
         command.process_group(0);
         let started = command.spawn();
         started.map_err(HostError::of("starting the device worker"))
     }
 
-    /// Sends the worker its descriptors, and waits until it serves.
+    /// Sends the worker its descriptors, and waits until it serves requests.
     fn begin(
         &self,
         child: &Child,
@@ -464,14 +467,14 @@ impl Supervisor {
         self.wait_ready(child, area, &ready)
     }
 
-    /// Ends a worker that is not to serve.
+    /// Kills a worker that is not to serve requests.
     fn discard(&self, mut child: Child) {
         let _ = child.kill();
         let _ = child.wait();
         self.shared.state().pidfd = None;
     }
 
-    /// Waits until the worker says that it serves, or has ended.
+    /// Waits until the worker reports that it is ready or has failed, or has ended.
     fn wait_ready(
         &self,
         child: &Child,
@@ -490,7 +493,8 @@ impl Supervisor {
         }
         let deadline = Instant::now() + START_LIMIT;
         loop {
-            // Of the end first: what it said before is there then.
+            // The worker's end is polled before its report is read, so that a report made before
+            // the end is not missed.
             let left = deadline.saturating_duration_since(Instant::now());
             let timeout = Timespec::try_from(left).expect("no more than the limit");
             let mut fds = [
@@ -511,14 +515,15 @@ impl Supervisor {
                 Start::Failed(why) => return Err(StartError::Told(why)),
                 Start::Waiting if has_ended => return Err(StartError::Ended),
                 Start::Waiting if left.is_zero() => return Err(StartError::NotReady),
-                // An interruption, or a word that no worker writes: its end or the limit follows.
+                // EINTR, or a word that no correct worker writes: the worker's end or the time
+                // limit follows.
                 Start::Waiting => {}
             }
         }
     }
 }
 
-/// How a process has ended, in words.
+/// Returns the manner in which a process has ended, as text.
 fn how_ended(status: ExitStatus) -> String {
     match (status.signal(), status.code()) {
         (Some(libc::SIGSYS), _) => "it made a system call that it may not".into(),

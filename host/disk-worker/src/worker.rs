@@ -1,10 +1,9 @@
-//! The process: what it gives up, in which order, and the loop that takes requests and answers
-//! them.
+//! The worker process: its confinement, and the loop that takes requests and completes them.
 //!
-//! The owner sends its descriptors over the socket that is standard input: the shared area, an
-//! eventfd each way, one that is closed when it serves, the image. The rest is given up before the
-//! first request is read, in this order: other descriptors, namespaces, capabilities, resource
-//! limits, system calls (crate `confine`).
+//! The owner sends descriptors over the socket that is standard input: the shared area, an eventfd
+//! for each direction, an eventfd for the report of the start, and the image. Before the first
+//! request is read, the process gives up, in this order: other descriptors, namespaces,
+//! capabilities, resource limits, system calls (crate `confine`).
 
 use std::convert::Infallible;
 use std::error::Error;
@@ -21,67 +20,68 @@ use worker_area::{FACTS, OpenError, OwnerError, Worker};
 use crate::descriptors::{self, Given};
 use crate::{HostError, calls};
 
-/// Number of empty polls in a row before a worker sleeps, of some tens of nanoseconds each.
+/// Number of consecutive empty polls before a worker sleeps. A poll takes some tens of nanoseconds.
 pub const LOOKS: u32 = 500;
-/// Bytes of address space: the area, stacks and heaps of five threads.
+/// Limit of the address space, in bytes: the shared area, and the stacks and heaps of five threads.
 const ADDRESS_SPACE: u64 = 2 << 30;
-/// Numbers of descriptors below which new ones would be made; what waits for them polls as many.
+/// Limit of descriptor numbers, which is also the most that one poll(2) waits for.
 const DESCRIPTORS: u64 = 8;
 
 /// Settings of a worker: those of its program's command line.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Process that started it, with which it ends.
+    /// Process id of the owner; the worker is killed when it ends.
     pub owner: u32,
     /// Writes are refused.
     pub read_only: bool,
-    /// The image was opened past the page cache.
+    /// The image was opened with `O_DIRECT`.
     pub direct: bool,
-    /// Bytes of a logical block, 512 or 4096.
+    /// Size of a logical block, in bytes: 512 or 4096.
     pub block: u32,
     /// Serial number, zero-padded.
     pub serial: [u8; ID_LEN],
-    /// It goes without a filter of system calls.
+    /// The worker runs without a filter of system calls.
     pub is_unconfined: bool,
-    /// Number of empty polls in a row before it sleeps: [`LOOKS`] for disks of guests; 0: it sleeps
-    /// after the first.
+    /// Number of consecutive empty polls before the worker sleeps: [`LOOKS`] for disks of guests.
+    /// With 0 it sleeps after the first.
     pub looks: u32,
 }
 
-/// Reason why a worker does not serve, or serves no longer.
+/// Reason why a worker cannot start, or has stopped.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// It was not started by an owner.
+    /// Standard input brings no descriptors of an owner.
     #[error(transparent)]
     NoOwner(io::Error),
-    /// It does not end with its owner: that has gone, or the kernel refuses.
+    /// The parent-death signal cannot be set, or the owner has ended.
     #[error(transparent)]
     Parent(io::Error),
-    /// The host refuses what it needs before it can say so to its owner.
+    /// The host refuses a resource that is needed before the worker can report to its owner.
     #[error(transparent)]
     Host(#[from] HostError),
-    /// The memory that it was sent is no area.
+    /// The memory received is no valid shared area.
     #[error(transparent)]
     Area(#[from] OpenError),
-    /// It cannot begin, and has said why to its owner.
+    /// The start failed, and the owner has received the reason.
     #[error("its owner has the reason")]
     Told,
-    /// The owner has broken the protocol.
+    /// The owner has broken the protocol of the shared area.
     #[error(transparent)]
     Owner(#[from] OwnerError),
 }
 
-/// Facts that a worker gives about itself, beside those of its disk. Not to be trusted.
+/// Confinement of a worker as it reports it, in the words behind those of its disk. Not to be
+/// trusted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Confined {
-    /// Error number of leaving the host's namespaces; 0: it has left them.
+    /// Error number of leaving the host's namespaces; 0 if it has left them.
     pub namespaces: u64,
-    /// System calls that it may make; 0: all.
+    /// Number of system calls that the filter allows; 0 if there is no filter.
     pub calls: u64,
 }
 
 impl Confined {
-    /// Reads what a worker says.
+    /// Extracts these values from the words that a worker reports.
     pub(crate) fn of(facts: &[u64; FACTS]) -> Self {
         Self {
             namespaces: facts[4],
@@ -90,15 +90,15 @@ impl Confined {
     }
 }
 
-/// Serves the disk that the owner sends over standard input, until that ends this process. To be
-/// called while there is one thread.
+/// Serves the disk that the owner sends over standard input, until the owner ends this process. To
+/// be called while the process has one thread.
 ///
-/// `wrap` is given the disk, and returns what requests are carried out by: a back end at least as
-/// deep. It is called once, without capabilities and namespaces, before the limits are set and
-/// system calls filtered.
+/// `wrap` receives the disk and returns the back end that carries out requests, whose queue is at
+/// least as deep. It is called once: after capabilities and namespaces are dropped, before resource
+/// limits and the filter of system calls are set.
 ///
 /// # Errors
-/// The process serves nothing, and is to end.
+/// No requests are served any more, and the process is to end.
 pub fn serve(
     options: &Options,
     wrap: impl FnOnce(Box<dyn BlockIo>) -> Box<dyn BlockIo>,
@@ -136,14 +136,14 @@ pub fn serve(
     area.ready(facts);
     ring(ready.as_fd());
     drop(ready);
-    // Its log has no reader, and what a message would ask of the host ends the process.
+    // The log has no reader, and a system call that logging makes would kill the process.
     let silent = tracing::subscriber::NoSubscriber::new();
     tracing::subscriber::with_default(silent, || {
         run(worker, &mut area, kick.as_fd(), call.as_fd(), options.looks)
     })
 }
 
-/// Returns the text of an error with those of its sources.
+/// Returns the text of an error followed by those of its sources.
 fn in_full(error: &(dyn Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
@@ -154,7 +154,7 @@ fn in_full(error: &(dyn Error + 'static)) -> String {
     text
 }
 
-/// Opens the disk, and gives up what is not needed from here on.
+/// Opens the disk, and gives up the rights that are not needed any more.
 fn begin(
     options: &Options,
     wrap: impl FnOnce(Box<dyn BlockIo>) -> Box<dyn BlockIo>,
@@ -172,7 +172,8 @@ fn begin(
         what: "io_uring in a confined process",
         error: io::Error::from_raw_os_error(libc::EPERM),
     };
-    // Rights are a thread's own: before there are others, which begin with this one's.
+    // Capabilities belong to a thread, and a new thread inherits its creator's: they are dropped
+    // before the I/O threads start.
     confine::drop_privileges().map_err(HostError::of("capabilities"))?;
     let disk = RawDisk::with_threads(File::from(image), of_disk, why)?;
     let config = BlkConfig {
@@ -184,12 +185,12 @@ fn begin(
     let disk = worker.facts().words();
     let limits = Limits {
         address_space: ADDRESS_SPACE,
-        // The disk does not grow.
+        // The disk's file does not grow.
         file_size: worker.facts().capacity,
         descriptors: DESCRIPTORS,
     };
     confine::set_limits(limits).map_err(HostError::of("resource limits"))?;
-    // The kernel forgets it where a process's rights change.
+    // The kernel clears the parent-death signal when a process's credentials change.
     confine::die_with_parent(options.owner)?;
     let calls = match options.is_unconfined {
         true => 0,
@@ -204,7 +205,7 @@ fn begin(
     Ok((worker, facts))
 }
 
-/// Takes requests and answers them, for ever; sleeps after `most_looks` empty polls in a row.
+/// Takes requests and completes them, for ever. Sleeps after `most_looks` consecutive empty polls.
 fn run(
     mut worker: BlkWorker,
     area: &mut Worker<SharedFile>,
@@ -212,7 +213,7 @@ fn run(
     call: BorrowedFd<'_>,
     most_looks: u32,
 ) -> Result<Infallible, ServeError> {
-    // Of the threads that wait for storage: always the same.
+    // Descriptors of the threads that wait for storage; the set does not change.
     let mut fds = Vec::new();
     worker.wake_fds(&mut fds);
     let mut looks = 0;
@@ -241,7 +242,7 @@ fn run(
     }
 }
 
-/// Makes an eventfd readable. Its counter is far from full.
+/// Signals an eventfd. Its counter never comes near its limit.
 fn ring(fd: BorrowedFd<'_>) {
     let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
 }

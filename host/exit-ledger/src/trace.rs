@@ -1,40 +1,41 @@
-//! Exits as the kernel's tracepoints count them, where tracefs lets us: histogram triggers in a
-//! trace instance of our own (the kernel's `trace/histogram.rst`), on the threads that run vCPUs.
+//! VM exits counted by KVM's tracepoints: histogram triggers (the kernel's `trace/histogram.rst`)
+//! in a trace instance of this process, on the threads that run vCPUs.
 //!
-//! KVM's statistics do not say why most exits happened. These histograms do:
+//! KVM's statistics do not give the reason of most exits. These histograms do:
 //! * `kvm:kvm_exit` by reason;
 //! * `kvm:kvm_eoi` and `kvm:kvm_pv_eoi` by vector: an end of interrupt that was not paravirtual is
-//!   an exit, and one of the guest's timer vector is the timer's;
-//! * `kvm:kvm_msr` by register: a write to the TSC deadline or the initial count is the guest's
-//!   timer;
-//! * which vector was injected after which exit, joined by the kernel from `kvm_exit` and
-//!   `kvm_inj_virq` into a synthetic event: an interrupt window that ended in the timer's injection
-//!   is the timer's;
-//! * the first interrupt's handler that ran after an entry, joined with the exit for an interrupt
-//!   that it belongs to, apart for `irq_vectors:local_timer_entry`, the host's tick;
+//!   an exit, and one of the guest's timer vector is attributed to the timer;
+//! * `kvm:kvm_msr` by register: a write to the TSC deadline or the initial count is attributed to
+//!   the guest's timer;
+//! * the vector that was injected after each exit, joined by the kernel from `kvm_exit` and
+//!   `kvm_inj_virq` into a synthetic event: an interrupt window that ended in the injection of the
+//!   timer's vector is attributed to the timer;
+//! * the first host interrupt handler that ran after an entry, joined with the exit for an external
+//!   interrupt that it caused. `irq_vectors:local_timer_entry`, the host's tick, is counted
+//!   separately;
 //! * on request, `kvm:kvm_page_fault` on the IOMMU's register page and in RAM;
 //! * on request, `kvm:kvm_mmio` and `kvm:kvm_fast_mmio` by address, in the PCI window: doorbells
-//!   that another process reads, which are exits all the same.
+//!   that reach another process by ioeventfd are exits too.
 //!
 //! # A tick and its exit
-//! The host's tick interrupts a vCPU's thread in host code as well, and takes no exit there. The
-//! order of the events in the trace of an exit for an interrupt depends on the kernel (seen in the
-//! lab, kvm-amd):
+//! The host's tick also interrupts a vCPU's thread in host code, where it causes no exit. The order
+//! of the events in the trace of an exit for an external interrupt depends on the kernel (seen in
+//! the lab, kvm-amd):
 //! ```text
 //! 6.1    kvm_entry, local_timer_entry, kvm_exit
 //!        kvm_exit is traced with interrupts on: the handler has run
 //! 6.12   kvm_entry, kvm_exit, local_timer_entry
 //!        kvm_exit is traced with interrupts off: the handler is next
 //! ```
-//! On Intel it is the second, always. `common_flags` of `kvm_exit` says whether interrupts were
-//! off, so the histograms join both: the first handler since the entry with an exit for an
-//! interrupt that finds interrupts on, and such an exit that finds them off with the next handler.
-//! The next entry forgets both. Handlers without a tracepoint (of posted interrupts, for one) join
-//! nothing: an exit of theirs is an interrupt's all the same, and a tick that follows it in host
-//! code before the next entry is taken for its own on a kernel of the second kind.
+//! On Intel it is always the second order. `common_flags` of `kvm_exit` says whether interrupts
+//! were off, so the histograms join both cases: an exit with interrupts on with the first handler
+//! since the entry, an exit with interrupts off with the next handler. The next entry clears both.
+//! Handlers without a tracepoint (of posted interrupts, for example) join nothing: their exit is
+//! counted as an external interrupt. On a kernel of the second order, a tick in host code between
+//! such an exit and the next entry is wrongly attributed to that exit.
 //!
-//! The kernel counts; nothing is recorded event by event. Without tracefs the ledger has the
-//! coarser statistics and a larger *unattributed* column.
+//! The kernel counts; no event is recorded by itself. Without tracefs the ledger has the coarser
+//! statistics only, and a larger *unattributed* column.
 
 mod leftovers;
 mod rows;
@@ -52,38 +53,38 @@ use triggers::{Names, Trigger};
 
 const ROOT: &str = "/sys/kernel/tracing";
 
-/// Reason why there are no histograms here, and what to do.
+/// Reason why there are no histograms on this host, and the remedy.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
-    /// No tracefs where it belongs.
+    /// tracefs is not mounted at its usual place.
     #[error("tracefs is not mounted: mount -t tracefs none {ROOT}")]
     NotMounted,
-    /// The file system is there, and not for this process.
+    /// tracefs is mounted, but this process may not use it.
     #[error(
         "no permission for {ROOT} ({0}): run this as root; a container has to be given it for \
          writing, and a kernel that is locked \
          down keeps it from all"
     )]
     Forbidden(io::Error),
-    /// A part of the kernel is absent.
+    /// The kernel was built without a required feature.
     #[error("this kernel has no {what}: it takes {remedy}")]
     Lacks {
-        /// The part.
+        /// The feature.
         what: &'static str,
-        /// A kernel that has it.
+        /// The kernel option that adds it.
         remedy: &'static str,
     },
-    /// A definition or a trigger was refused.
+    /// The kernel refuses the definition of a synthetic event or a trigger.
     #[error("the kernel refuses {what:?} ({source})")]
     Refused {
-        /// The text that was written.
+        /// The line that was written to tracefs.
         what: String,
-        /// The answer.
+        /// The kernel's error.
         source: io::Error,
     },
 }
 
-/// Looks for what histograms take, without a change.
+/// Checks that tracefs has the files that histograms need. Changes nothing.
 fn look_for_parts() -> Result<(), TraceError> {
     let is_there = |path: &str| match fs::metadata(Path::new(ROOT).join(path)) {
         Ok(_) => Ok(true),
@@ -117,22 +118,22 @@ fn look_for_parts() -> Result<(), TraceError> {
     Ok(())
 }
 
-/// The histograms; removed when dropped.
+/// Histograms of a group of threads; removed from tracefs when dropped.
 #[derive(Debug)]
 pub struct ExitHistogram {
     instance: PathBuf,
     names: Names,
     tids: Vec<i32>,
-    /// Triggers that were set, to be unset.
+    /// Triggers that were set and are removed on drop.
     triggers: Vec<Trigger>,
-    /// Those that count page faults: on the register page, and in RAM.
+    /// Triggers that count page faults: on the IOMMU's register pages, and in RAM.
     page_faults: Option<[Trigger; 2]>,
-    /// Events that count writes by address.
+    /// Events whose histograms count writes by address.
     mmio: Vec<String>,
 }
 
 impl ExitHistogram {
-    /// Sets the histograms up for the threads `tids`. Removes what processes have left that were
+    /// Sets the histograms up for the threads `tids`. Removes the histograms of processes that were
     /// killed.
     ///
     /// # Errors
@@ -167,11 +168,11 @@ impl ExitHistogram {
         Ok(this)
     }
 
-    /// Counts page faults by where they are, too: on the IOMMU's register pages, and in any of
+    /// Also counts page faults by address: on the IOMMU's register pages, and in any of the ranges
     /// `ram`.
     ///
     /// # Errors
-    /// The kernel lacks the event, or says no addresses in it.
+    /// The kernel lacks the event, or the event has no address field.
     pub fn locate_page_faults(
         &mut self,
         register_pages: Range<u64>,
@@ -185,10 +186,11 @@ impl ExitHistogram {
         Ok(())
     }
 
-    /// Counts writes to `[first, end)` by address, too. An event this kernel lacks counts nothing.
+    /// Also counts writes to `[first, end)` by address. An event that the kernel lacks counts
+    /// nothing.
     ///
     /// # Errors
-    /// The kernel lacks both.
+    /// The kernel lacks both events.
     pub fn count_writes(&mut self, first: u64, end: u64) -> io::Result<()> {
         let mut outcome = Ok(());
         for trigger in triggers::writes(&self.tids, first, end) {
@@ -205,7 +207,8 @@ impl ExitHistogram {
         }
     }
 
-    /// Returns the addresses written, and how often; see [`count_writes`](Self::count_writes).
+    /// Returns each address written, with the number of writes; see
+    /// [`count_writes`](Self::count_writes).
     pub fn writes(&self) -> io::Result<Vec<(u64, u64)>> {
         let mut writes = Vec::new();
         for event in &self.mmio {
@@ -216,7 +219,7 @@ impl ExitHistogram {
     }
 
     /// Returns the page faults so far; `None` unless
-    /// [`locate_page_faults`](Self::locate_page_faults) was asked for, and granted.
+    /// [`locate_page_faults`](Self::locate_page_faults) was called, and succeeded.
     pub fn page_faults(&self) -> io::Result<Option<PageFaults>> {
         let Some([register_page, memory]) = &self.page_faults else {
             return Ok(None);
@@ -263,8 +266,8 @@ impl ExitHistogram {
 
 impl Drop for ExitHistogram {
     fn drop(&mut self) {
-        // In reverse: a join uses the variable of a trigger before it. What the kernel has already
-        // dropped leaves nothing to undo.
+        // In reverse: a join uses a variable of an earlier trigger. An error means that the kernel
+        // has removed the trigger already.
         for trigger in self.triggers.iter().rev() {
             let _ = append(&self.control(trigger), &trigger.undo());
         }
@@ -282,7 +285,7 @@ fn instance_of(pid: u32) -> PathBuf {
     Path::new(ROOT).join(format!("instances/exitless-{pid}"))
 }
 
-/// Adds a line to a control file; truncating one would remove what others have set.
+/// Appends a line to a control file. Truncation would remove the triggers of other programs.
 fn append(path: &Path, line: &str) -> io::Result<()> {
     use std::io::Write;
     let mut file = fs::File::options().append(true).open(path)?;

@@ -1,9 +1,9 @@
-//! Counts of exits to user space by cause: one set per vCPU, written by that vCPU's thread alone.
+//! Counts of exits to user space by cause: one set per vCPU, written by that vCPU's thread only.
 //!
-//! A count is a relaxed store of the owner's own value plus one: no locked instruction, and a
-//! reader on another thread sees each count whole, though not all of one instant. Exits that KVM
-//! handles itself (timer, hlt, logged register writes) never come here; they are in KVM's own
-//! statistics.
+//! To count is a relaxed load and store of the value plus one: no locked instruction. A reader on
+//! another thread reads each count untorn, but not all of one instant. Exits that KVM handles
+//! itself (timer, HLT, register writes that KVM logs in its coalesced ring) are not counted here:
+//! KVM's own statistics have them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,29 +14,29 @@ use platform::bus::AccessCause;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum ExitCause {
-    /// A VT-d register (trap mode, or the log's fall-back).
+    /// Access to a VT-d register (in trap mode, or where KVM could not log the write).
     IommuRegister,
-    /// A virtio doorbell that no ioeventfd took.
+    /// Write to a virtio notification register that no ioeventfd took.
     Doorbell,
-    /// One of a paravirtual IOMMU.
+    /// Such a write to a paravirtual IOMMU.
     IommuDoorbell,
     /// PCI configuration space by memory (ECAM).
     PciConfig,
-    /// PCI configuration space by ports CF8/CFC.
+    /// PCI configuration space by the ports 0xcf8 and 0xcfc.
     PciConfigPort,
-    /// A device register other than those: BARs, UART, I/O APIC, ACPI.
+    /// Memory access to another device register: BAR, UART, I/O APIC, ACPI.
     OtherDevice,
-    /// The same by port.
+    /// Access to any port but configuration space and the marker, decoded by a device or not.
     OtherPort,
     /// End of interrupt for a level-triggered I/O APIC pin.
     IoapicEoi,
-    /// A marker port write.
+    /// Write to the marker, by which the guest begins and ends a measurement.
     Marker,
-    /// An address or port that no device decodes.
+    /// Access to a memory address that no device decodes.
     Unclaimed,
-    /// A signal: pause, stop, or a stray one.
+    /// Interruption by a signal: pause, stop, or a stray signal.
     Interrupted,
-    /// Anything else.
+    /// Any other exit.
     Other,
 }
 
@@ -73,8 +73,8 @@ impl ExitCause {
         }
     }
 
-    /// Returns the cause of an access by port: memory accesses show up in KVM as page faults, ports
-    /// do not, so the ledger keeps them apart.
+    /// Returns the cause of a port access. KVM reports memory accesses as page faults, but not port
+    /// accesses, so the ledger counts them separately.
     pub fn of_port(met: AccessCause) -> Self {
         match met {
             AccessCause::PciConfig => Self::PciConfigPort,
@@ -102,18 +102,19 @@ impl ExitCause {
     }
 }
 
-/// One vCPU's counts, on cache lines of their own (written by its thread, read by any).
+/// Exit counts of one vCPU, on cache lines of their own: written by its thread, read by any.
 #[derive(Default)]
 #[repr(align(128))]
 pub struct ExitCounters([AtomicU64; CAUSES]);
 
 impl ExitCounters {
-    /// Counts one exit. Only the owning vCPU's thread may call this, or counts are lost.
+    /// Counts one exit. Only the owning vCPU's thread may call this: of two writers, one would lose
+    /// counts.
     #[inline]
     pub fn count(&self, cause: ExitCause) {
         let slot = &self.0[cause as usize];
-        // Relaxed: a statistic; it orders nothing. One writer, so load and store need not be one
-        // step.
+        // Relaxed: a statistic, which orders nothing. There is one writer, so the load and the
+        // store need not be atomic together.
         slot.store(slot.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
     }
 
@@ -123,17 +124,17 @@ impl ExitCounters {
     }
 }
 
-/// Counts of one moment; subtract an earlier one for a window.
+/// Counts at one moment. The difference of two snapshots is the count of the time between them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ExitSnapshot([u64; CAUSES]);
 
 impl ExitSnapshot {
-    /// Returns the exits of this cause.
+    /// Returns the number of exits of this cause.
     pub fn get(&self, cause: ExitCause) -> u64 {
         self.0[cause as usize]
     }
 
-    /// Returns the exits of every cause.
+    /// Returns the number of exits of all causes.
     pub fn total(&self) -> u64 {
         self.0.iter().sum()
     }

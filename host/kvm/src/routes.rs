@@ -1,4 +1,4 @@
-//! KVM's table of interrupt routes.
+//! KVM's table of GSI routes.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -8,23 +8,23 @@ use platform::ioapic::{PINS, RouteSink, Routes};
 
 use crate::Vm;
 
-/// KVM's table of GSI routes. The I/O APIC's level-triggered pins have theirs, from which KVM knows
-/// which vectors' ends to report; behind them come those of eventfds that are interrupts.
+/// KVM's table of GSI routes. The I/O APIC's level-triggered pins have the first GSIs; by their
+/// routes KVM knows for which vectors it must report the EOI. The GSIs behind them are irqfds'.
 pub struct KvmRoutes {
     vm: Arc<Vm>,
     table: Mutex<RouteTable>,
 }
 
-/// Copy of the table that KVM has. A change costs a grace period of the host's kernel, so equal
-/// tables are not sent again.
+/// Copy of the table that KVM has. Setting it costs a grace period (SRCU) of the host's kernel, so
+/// an unchanged table is not set again.
 struct RouteTable {
     pins: Routes,
-    /// Of GSI [`PINS`] and on.
+    /// Routes of GSI [`PINS`] and higher.
     others: Vec<Option<Message>>,
 }
 
 impl KvmRoutes {
-    /// Creates a table with nothing routed.
+    /// Creates an empty table.
     pub fn new(vm: Arc<Vm>) -> Self {
         Self {
             vm,
@@ -35,15 +35,15 @@ impl KvmRoutes {
         }
     }
 
-    /// Allocates a GSI, without a route. There are few devices, and KVM has 4096.
+    /// Allocates a GSI, without a route. KVM has 4096; machines have few devices.
     pub fn new_gsi(&self) -> u32 {
         let mut table = self.table();
         table.others.push(None);
         (PINS + table.others.len() - 1) as u32
     }
 
-    /// Routes each GSI, one of [`new_gsi`](Self::new_gsi), to its message, all in one table. False:
-    /// KVM refused, and nothing has changed.
+    /// Routes each GSI, one of [`new_gsi`](Self::new_gsi), to its message, by one update of the
+    /// table. Returns false if KVM refuses; then nothing has changed.
     pub fn route(&self, routes: &[(u32, Message)]) -> bool {
         let mut table = self.table();
         let old = table.others.clone();
@@ -93,7 +93,8 @@ impl RouteSink for KvmRoutes {
             return;
         }
         let old = std::mem::replace(&mut table.pins, *routes);
-        // A refusal (out of memory) costs a level-triggered pin its next interrupts.
+        // If KVM refuses (out of memory), EOIs of a level-triggered pin may be missed, and with
+        // them its next interrupts.
         if !self.send(&table) {
             table.pins = old;
         }

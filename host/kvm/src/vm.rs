@@ -1,7 +1,7 @@
-//! Opening KVM, the machine with its capabilities and split irqchip, and its memory slots.
+//! KVM's system and VM descriptors: capabilities, the split irqchip, memory slots.
 //!
-//! UNSAFETY: registering memory slots hands host addresses to KVM. [`Vm`] and [`Vcpu`] keep what
-//! they have handed over.
+//! UNSAFETY: registering a memory slot gives KVM a host address. [`Vm`] and [`Vcpu`] keep the
+//! mapping alive for as long as KVM may use it.
 
 use std::fs;
 use std::io;
@@ -22,18 +22,18 @@ use platform::layout;
 /// Reason why KVM cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum KvmError {
-    /// No device file.
+    /// There is no /dev/kvm.
     #[error(
         "this host has no /dev/kvm; `exitless-lab lab -- run …` brings an emulated host with one"
     )]
     Missing,
-    /// No permission.
+    /// /dev/kvm may not be opened.
     #[error(
         "no permission for /dev/kvm: be root or in the group that owns it (usually `kvm`), and a \
          container has to be given it"
     )]
     Permission,
-    /// No vmx or svm.
+    /// The processor has neither vmx nor svm.
     #[error(
         "/dev/kvm here is software KVM (no vmx or svm in /proc/cpuinfo) and cannot boot a kernel: \
          use `exitless-lab lab -- run …`"
@@ -45,17 +45,17 @@ pub enum KvmError {
     /// Guest memory cannot be mapped for a slot.
     #[error("guest memory cannot be mapped for KVM")]
     Mapping(#[source] io::Error),
-    /// A request was refused.
+    /// KVM refused a request.
     #[error("KVM refused {what}{}", advice(source))]
     Refused {
-        /// The request.
+        /// The request that KVM refused.
         what: &'static str,
-        /// KVM's answer.
+        /// KVM's error.
         source: kvm_ioctls::Error,
     },
 }
 
-/// Returns advice where the host forbids a request.
+/// Returns advice for errors that a sandbox of the host causes; otherwise the empty string.
 fn advice(error: &kvm_ioctls::Error) -> &'static str {
     match error.errno() {
         libc::EPERM | libc::EACCES | libc::ENOSYS => {
@@ -65,14 +65,15 @@ fn advice(error: &kvm_ioctls::Error) -> &'static str {
     }
 }
 
-/// Returns an error for `map_err`: KVM refused `what`.
+/// Returns a function for `map_err` that makes the error «KVM refused `what`».
 pub fn refused(what: &'static str) -> impl Fn(kvm_ioctls::Error) -> KvmError {
     move |source| KvmError::Refused { what, source }
 }
 
-/// Returns whether this host's processor cannot virtualize: `/dev/kvm`, if any, is KVM in software.
+/// Returns whether this host's processor lacks hardware virtualization: `/dev/kvm`, if any, is a
+/// software implementation of KVM.
 pub fn is_software_kvm() -> bool {
-    // Unreadable: let KVM speak for itself.
+    // If the file is unreadable, KVM's own answers decide.
     fs::read_to_string("/proc/cpuinfo").is_ok_and(|info| !has_virtualization(&info))
 }
 
@@ -86,7 +87,8 @@ fn has_virtualization(cpuinfo: &str) -> bool {
         })
 }
 
-/// Opens `/dev/kvm`, whatever it can do: software KVM runs user-mode code well.
+/// Opens `/dev/kvm` without any check. A software implementation of KVM suffices for guests in user
+/// mode.
 pub fn open_any() -> Result<Kvm, KvmError> {
     Kvm::new().map_err(
         |error| match io::Error::from_raw_os_error(error.errno()).kind() {
@@ -106,8 +108,8 @@ pub fn open() -> Result<Kvm, KvmError> {
     Ok(kvm)
 }
 
-/// Opens `/dev/kvm` and checks that it has what a machine is made of. Software KVM will do for a
-/// guest of a few instructions.
+/// Opens `/dev/kvm` and checks the capabilities that a machine needs. A software implementation of
+/// KVM suffices for a guest of a few instructions.
 pub fn open_for_programs() -> Result<Kvm, KvmError> {
     let kvm = open_any()?;
     for (cap, name) in [
@@ -125,25 +127,25 @@ pub fn open_for_programs() -> Result<Kvm, KvmError> {
     Ok(kvm)
 }
 
-/// A machine, and the memory that its slots show.
+/// A virtual machine of KVM, and the host memory in its memory slots.
 pub struct Vm {
-    // Before the mappings, which it knows the addresses of.
+    // Declared before the mappings, so that it is dropped first: KVM knows their addresses.
     fd: VmFd,
     slots: Mutex<Slots>,
-    /// KVM rings eventfds for doorbells, as far as is known.
+    /// KVM accepts ioeventfds for doorbells; true until it has refused one.
     has_doorbells: AtomicBool,
 }
 
-/// The machine's memory slots by their numbers, and what each shows.
+/// The machine's memory slots by number, with their mappings.
 struct Slots {
     /// `None`: the number is free.
     mappings: Vec<Option<Arc<SlotMapping>>>,
-    /// As many as KVM has.
+    /// Number of slots that KVM supports.
     most: usize,
 }
 
 impl Slots {
-    /// Returns the lowest free number.
+    /// Returns the lowest free slot number.
     fn free(&self) -> Option<usize> {
         let gap = self.mappings.iter().position(Option::is_none);
         let number = gap.unwrap_or(self.mappings.len());
@@ -151,8 +153,8 @@ impl Slots {
     }
 }
 
-/// A memory slot of a machine, to be removed by [`Vm::unmap`]. One that is dropped stays as long as
-/// the machine.
+/// A memory slot, which [`Vm::unmap`] removes. If the id is dropped instead, the slot stays as long
+/// as the machine.
 #[derive(Debug)]
 pub struct SlotId(usize);
 
@@ -167,18 +169,18 @@ impl SlotId {
     }
 }
 
-/// A memory slot that KVM has not removed: the guest reaches it still.
+/// Failure to remove a memory slot: the guest can still access it.
 #[derive(Debug, thiserror::Error)]
 #[error("a memory slot stays")]
 pub struct StillMapped {
-    /// The slot, to be tried again.
+    /// The slot, for another attempt.
     pub slot: SlotId,
-    /// KVM's answer.
+    /// KVM's error.
     pub source: KvmError,
 }
 
 impl Vm {
-    /// Creates a machine without an interrupt controller: its guest takes no interrupts.
+    /// Creates a machine without an interrupt controller. Its guest receives no interrupts.
     ///
     /// # Errors
     /// KVM refuses.
@@ -201,7 +203,8 @@ impl Vm {
         })
     }
 
-    /// Creates a machine with a split irqchip for our I/O APIC's 24 pins, and 32-bit APIC ids.
+    /// Creates a machine with a split irqchip, whose 24-pin I/O APIC is emulated in user space, and
+    /// with 32-bit APIC ids.
     ///
     /// # Errors
     /// KVM refuses.
@@ -223,14 +226,15 @@ impl Vm {
         Ok(vm)
     }
 
-    /// Tries what a running guest's interrupts take, and whose refusal would leave it waiting for
-    /// them: messages, and the table of routes. For a machine whose vCPU 0 has not run.
+    /// Tests the two requests on which a running guest's interrupts depend, since a later refusal
+    /// would leave the guest waiting: MSIs and the table of GSI routes. For a machine whose vCPU 0
+    /// has not run.
     ///
     /// # Errors
     /// KVM refuses one of them.
     pub fn try_interrupts(&self) -> Result<(), KvmError> {
-        // To a local APIC that is off, as a reset leaves it: the message is taken by no vCPU, and
-        // that is no error.
+        // Sent to a local APIC that is disabled, as after reset: no vCPU accepts the message, and
+        // KVM reports no error for that.
         let message = kvm_msi {
             address_lo: 0xfee0_0000,
             data: 0xff,
@@ -245,13 +249,13 @@ impl Vm {
             .map_err(refused("routes of interrupts (KVM_SET_GSI_ROUTING)"))
     }
 
-    /// Returns the descriptor by which this crate's other modules call KVM. Slots and vCPUs are
-    /// made by [`map`](Self::map) and [`Vcpu::new`] only.
+    /// Returns the VM descriptor for the other modules of this crate. They do not create slots or
+    /// vCPUs by it: only [`map`](Self::map) and [`Vcpu::new`] do.
     pub(crate) fn fd(&self) -> &VmFd {
         &self.fd
     }
 
-    // Relaxed: it changes before there is a second thread, and is a word of its own.
+    // Relaxed: written before a second thread exists, and orders no other data.
     pub(crate) fn has_doorbells(&self) -> bool {
         self.has_doorbells.load(Ordering::Relaxed)
     }
@@ -260,12 +264,11 @@ impl Vm {
         self.has_doorbells.store(false, Ordering::Relaxed);
     }
 
-    /// Shows `mapping` to the guest at `gpa` (a multiple of 4 KiB), in a memory slot of its own,
-    /// until that is removed or for as long as the machine exists. `flags` are KVM's, for instance
-    /// `KVM_MEM_READONLY`.
+    /// Maps `mapping` into the guest at `gpa` (a multiple of 4 KiB) by a memory slot, until that is
+    /// removed or the machine is dropped. `flags` are KVM's, for example `KVM_MEM_READONLY`.
     ///
     /// # Errors
-    /// KVM refuses, or has no more slots: nothing has changed.
+    /// KVM refuses, or has no free slot: nothing has changed.
     pub fn map(
         &self,
         gpa: Gpa,
@@ -283,9 +286,9 @@ impl Vm {
             memory_size: mapping.len(),
             userspace_addr: mapping.hva().raw(),
         };
-        // SAFETY: `mapping` is shared memory of that size in which this process keeps nothing.
-        // `slots` holds it until KVM has removed the slot, at most for as long as the descriptor;
-        // vCPUs, which keep the kernel's machine alive, hold this machine ([`Vcpu`]).
+        // SAFETY: `mapping` is shared memory of that size, to which this process keeps no
+        // references. `slots` keeps it until KVM has removed the slot, or until the descriptor is
+        // closed. vCPUs keep the kernel's machine alive; each holds this machine ([`Vcpu`]).
         unsafe { self.fd.set_user_memory_region(region) }.map_err(refused("a memory slot"))?;
         if number == slots.mappings.len() {
             slots.mappings.push(None);
@@ -294,18 +297,17 @@ impl Vm {
         Ok(SlotId(number))
     }
 
-    /// Removes a memory slot: from the return of this call on the guest reaches nothing there, and
-    /// its number is free. It waits until no vCPU can be in the middle of an access (a grace period
-    /// of KVM's).
+    /// Removes a memory slot. When this call returns, the guest cannot access the memory any more,
+    /// and the slot's number is free. It waits for a grace period of KVM (SRCU), until no vCPU is
+    /// in the middle of an access.
     ///
     /// # Errors
-    /// KVM refuses, for instance for want of memory: the slot is what it was, and its mapping is
-    /// kept.
+    /// KVM refuses, for example when out of memory: the slot and its mapping are unchanged.
     pub fn unmap(&self, slot: SlotId) -> Result<(), StillMapped> {
         let mut slots = self.slots();
         let SlotId(number) = slot;
         let Some(Some(mapping)) = slots.mappings.get(number) else {
-            // Of another machine, which a caller cannot mean.
+            // A slot of another machine: a bug of the caller.
             debug_assert!(false, "slot {number} is not this machine's");
             return Ok(());
         };
@@ -316,7 +318,7 @@ impl Vm {
             memory_size: 0,
             userspace_addr: mapping.hva().raw(),
         };
-        // SAFETY: of size 0: KVM forgets what it knew and learns no address.
+        // SAFETY: of size 0: KVM drops the address that it has and receives none.
         match unsafe { self.fd.set_user_memory_region(region) } {
             Ok(()) => {
                 slots.mappings[number] = None;
@@ -333,10 +335,10 @@ impl Vm {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives the guest its RAM: a slot, and a mapping made for it, for each region, in their order.
+    /// Maps the guest's RAM: makes a mapping and a slot for each region, in their order.
     ///
     /// # Errors
-    /// The host has no room for the mapping, or KVM refuses.
+    /// The host has no memory for the mapping, or KVM refuses.
     pub fn map_ram(&self, ram: &GuestRam) -> Result<Vec<Arc<SlotMapping>>, KvmError> {
         let show = |region: &Region| {
             let mapping = ram.slot_mapping(region).map_err(KvmError::Mapping)?;
@@ -348,15 +350,16 @@ impl Vm {
     }
 }
 
-/// A vCPU, which keeps its machine.
+/// A vCPU. It keeps its machine alive.
 pub struct Vcpu {
-    // Before the machine, whose memory it runs on.
+    // Declared before the machine, so that it is dropped first: the vCPU runs on the machine's
+    // memory.
     fd: VcpuFd,
     _vm: Arc<Vm>,
 }
 
 impl Vcpu {
-    /// Creates number `index` of `vm`.
+    /// Creates the vCPU number `index` of `vm`.
     ///
     /// # Errors
     /// KVM refuses.
@@ -368,17 +371,17 @@ impl Vcpu {
         })
     }
 
-    /// Returns its state, as KVM has it.
+    /// Returns the vCPU, for requests that read its state.
     pub fn fd(&self) -> &VcpuFd {
         &self.fd
     }
 
-    /// Returns the same, to be changed or run.
+    /// Returns the vCPU, for requests that change its state or run it.
     pub fn fd_mut(&mut self) -> &mut VcpuFd {
         &mut self.fd
     }
 
-    /// Returns its descriptor.
+    /// Returns the vCPU's file descriptor.
     pub fn as_fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the descriptor belongs to `fd`, which the result borrows.
         unsafe { BorrowedFd::borrow_raw(self.fd.as_raw_fd()) }

@@ -1,4 +1,4 @@
-//! One network device of vhost-net.
+//! One network device of the kernel's vhost-net.
 #![expect(
     unsafe_code,
     reason = "the kernel is given addresses of guest memory, which are computed here"
@@ -26,34 +26,34 @@ use crate::uapi::{
 };
 
 const DEVICE: &str = "/dev/vhost-net";
-/// VIRTIO_NET_F_MRG_RXBUF: the one of a frame's features that vhost serves; the others are the
-/// interface's.
+/// VIRTIO_NET_F_MRG_RXBUF: the only feature of the network header that vhost itself implements. The
+/// others are the TAP interface's.
 const MRG_RXBUF: u64 = 1 << 15;
-/// Features of rings that it may have, and are passed on.
+/// Ring features that are passed on if vhost offers them.
 const RING: u64 = feature::VERSION_1
     | feature::EVENT_IDX
     | feature::INDIRECT_DESC
     | feature::IN_ORDER
     | feature::ACCESS_PLATFORM;
-/// Queues: frames received, and sent.
+/// Number of queues: one receives frames, one sends them.
 const QUEUES: u16 = 2;
 
 /// Reason why the kernel's vhost-net cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum VhostNetError {
-    /// No such device, or no permission.
+    /// The device file does not exist, or may not be opened.
     #[error("{DEVICE} cannot be opened")]
     Open(#[source] io::Error),
-    /// It refuses a call without which nothing works.
+    /// A call was refused that the device needs.
     #[error("the kernel's vhost refuses {what}")]
     Refused {
         /// Call that was refused.
         what: &'static str,
-        /// Error of the system.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
-    /// Something without which it does not work.
+    /// The kernel lacks a feature that the device needs.
     #[error("the kernel's vhost-net does not offer {what}")]
     NotOffered {
         /// Missing feature.
@@ -62,27 +62,28 @@ pub enum VhostNetError {
     /// The interface was opened with several queues.
     #[error("the kernel's vhost-net serves one queue of an interface here, not {0}")]
     Queues(usize),
-    /// Guest memory has more regions than the kernel's table may hold here.
+    /// Guest memory has more regions than this crate's table.
     #[error("guest memory has {0} regions, and the kernel's vhost is told of {MAX_REGIONS}")]
     Regions(usize),
 }
 
-/// A device of vhost-net: see the crate's head. Fields are dropped in this order: the kernel's use
-/// of memory ends before the memory.
+/// A device of vhost-net: see the crate's head. Fields are dropped in this order: the kernel stops
+/// to use guest memory before that is unmapped.
 #[derive(Debug)]
 pub struct VhostNet {
     file: File,
     tap: TapQueues,
     ram: GuestRam,
-    /// Of vhost itself.
+    /// Features that vhost offers.
     theirs: u64,
-    /// Of the interface.
+    /// Features of the network header that the interface offers.
     frames: u64,
     has_iommu: bool,
 }
 
 impl VhostNet {
-    /// Opens a device over `tap`, which has one queue, in `ram`. The kernel makes a thread for it.
+    /// Opens a device for `tap`, which has one queue, with guest memory `ram`. The kernel starts a
+    /// thread for it.
     ///
     /// # Errors
     /// See [`VhostNetError`].
@@ -111,9 +112,9 @@ impl VhostNet {
             sys::set(&file, &SET_BACKEND_FEATURES, &BACKEND_IOTLB_MSG_V2)
                 .map_err(refused("the messages of its IOTLB"))?;
         }
-        // SAFETY: the table names regions of `ram`, which is mapped while there is a clone of it;
-        // `Self` has one that is dropped after the descriptor. No code has references into guest
-        // memory.
+        // SAFETY: the table describes regions of `ram`, which stays mapped as long as one clone of
+        // it exists; `Self` has a clone that is dropped after the descriptor. No code has
+        // references into guest memory.
         unsafe { sys::set_memory(&file, &table) }
             .map_err(refused("guest memory (VHOST_SET_MEM_TABLE)"))?;
         let frames = offloads(tap.has_uso());
@@ -127,13 +128,13 @@ impl VhostNet {
         })
     }
 
-    /// Returns the largest packet of the interface, in bytes without the Ethernet header.
+    /// Returns the interface's MTU in bytes, without the Ethernet header.
     pub fn mtu(&self) -> u16 {
         self.tap.mtu()
     }
 
-    /// Returns the address at which memory is mapped in this process, if `len` bytes from `gpa` on
-    /// are in one region.
+    /// Returns the address of guest memory in this process, if `len` bytes from `gpa` on are in one
+    /// region.
     fn user_addr(&self, gpa: Gpa, len: u64) -> Option<u64> {
         self.ram.regions().iter().find_map(|region| {
             let inside = gpa.raw().checked_sub(region.gpa.raw())?;
@@ -142,7 +143,8 @@ impl VhostNet {
         })
     }
 
-    /// Returns the address of a part of a ring for the kernel: its IOVA, or where it is mapped.
+    /// Returns the address of a part of a ring as the kernel expects it: the IOVA if there is an
+    /// IOMMU, else the address in this process.
     fn ring_addr(&self, at: Iova, len: u64) -> Result<u64, ImportError> {
         if self.has_iommu {
             return Ok(at.raw());
@@ -152,8 +154,8 @@ impl VhostNet {
     }
 
     fn tell(&mut self, message: &IotlbMsg) -> io::Result<()> {
-        // SAFETY: an update with an access is made by `update` alone, whose addresses are those of
-        // a region of `ram`, which is dropped after the descriptor.
+        // SAFETY: only `update` makes an update with an access. Its addresses are those of a region
+        // of `ram`, which is dropped after the descriptor.
         unsafe { sys::tell_iotlb(&self.file, message) }
     }
 
@@ -163,7 +165,7 @@ impl VhostNet {
     }
 }
 
-/// Returns the offloads of a TAP interface.
+/// Returns the offloads that a TAP interface supports.
 fn offloads(has_uso: bool) -> Offloads {
     match has_uso {
         true => Offloads::ALL,
@@ -198,12 +200,12 @@ fn refused(what: &'static str) -> impl FnOnce(io::Error) -> ImportError {
     move |source| ImportError::Kernel { what, source }
 }
 
-/// Returns a message of so many bytes from `first` on.
+/// Returns an IOTLB message for a range.
 fn message(what: u8, range: IotlbRange, user_addr: u64, access: IotlbAccess) -> IotlbMsg {
     IotlbMsg {
         kind: IOTLB_MSG_V2,
         iova: range.first,
-        // Of ranges below 2^63: it does not wrap.
+        // Ranges are below 2^63, so the sum does not wrap.
         size: (range.last - range.first).saturating_add(1),
         user_addr,
         perm: match access {
@@ -242,7 +244,7 @@ impl KernelBackEnd for VhostNet {
             index,
             fd: fd.as_raw_fd(),
         };
-        // Virtio 1.2 §2.7, with the words of EVENT_IDX.
+        // Sizes by Virtio 1.2 §2.7, with the event words of VIRTIO_F_EVENT_IDX.
         let addr = RingAddr {
             index,
             desc: self.ring_addr(ring.desc, 16 * size)?,
@@ -254,7 +256,8 @@ impl KernelBackEnd for VhostNet {
             .map_err(refused("a ring's size (VHOST_SET_VRING_NUM)"))?;
         sys::set(&self.file, &SET_VRING_BASE, &state(ring.base.into()))
             .map_err(refused("a ring's index (VHOST_SET_VRING_BASE)"))?;
-        // SAFETY: IOVAs, or parts of `ram` by `ring_addr`, whose mapping ends after the descriptor.
+        // SAFETY: the addresses are IOVAs, or parts of `ram` by `ring_addr`, which is unmapped
+        // after the descriptor is closed.
         unsafe { sys::set_ring_addr(&self.file, &addr) }
             .map_err(refused("a ring's addresses (VHOST_SET_VRING_ADDR)"))?;
         sys::set(&self.file, &SET_VRING_ERR, &file(ring.err))
@@ -277,7 +280,7 @@ impl KernelBackEnd for VhostNet {
         };
         let state = sys::get(&self.file, &GET_VRING_BASE, state)
             .map_err(refused("to say where a ring stands (VHOST_GET_VRING_BASE)"))?;
-        // Of a split ring; the kernel has no others.
+        // The index of a split ring: the kernel has no packed rings.
         Ok(state.num as u16)
     }
 
@@ -298,8 +301,8 @@ impl KernelBackEnd for VhostNet {
             .map_err(refused("to forget entries of its IOTLB"))
     }
 
-    /// Refuses the address by an entry that allows nothing, which ends all questions about it, and
-    /// then ends that entry.
+    /// Refuses the address: an entry without access ends the kernel's requests for it, and is then
+    /// removed.
     fn refuse(&mut self, iova: u64) -> Result<(), ImportError> {
         let range = IotlbRange {
             first: iova,

@@ -1,6 +1,6 @@
-//! Every system call with a pointer.
+//! The system calls of vhost: ioctls, and the read and write of IOTLB messages.
 //!
-//! UNSAFETY: system calls, some of which have the kernel access memory of this process later.
+//! UNSAFETY: system calls, some of which let the kernel access memory of this process later.
 #![expect(unsafe_code, reason = "system calls")]
 
 use std::fs::File;
@@ -18,22 +18,22 @@ fn answer(returned: libc::c_int) -> io::Result<()> {
     }
 }
 
-/// Makes a call whose argument is read by the kernel and names no memory.
+/// Makes an ioctl whose argument the kernel reads and which contains no addresses.
 pub fn set<T: Plain>(file: &File, call: &Call<T>, argument: &T) -> io::Result<()> {
     assert!(
         call.number != SET_VRING_ADDR.number,
         "it has a function of its own"
     );
-    // SAFETY: `call` pairs the number with the structure that the header names for it (`uapi`), of
-    // which the kernel reads as many bytes as the number says; none of these calls concerns memory
-    // elsewhere.
+    // SAFETY: `call` pairs the ioctl's number with the structure that the header defines for it
+    // (`uapi`). The kernel reads as many bytes as the number encodes. None of these structures
+    // contains an address.
     answer(unsafe { libc::ioctl(file.as_raw_fd(), call.number, std::ptr::from_ref(argument)) })
 }
 
-/// Makes a call whose argument the kernel fills in.
+/// Makes an ioctl whose argument the kernel fills in.
 pub fn get<T: Plain>(file: &File, call: &Call<T>, mut argument: T) -> io::Result<T> {
-    // SAFETY: as of `set`; the kernel writes as many bytes as the number says, and any bytes are a
-    // value of a `Plain` type.
+    // SAFETY: as in `set`. The kernel writes as many bytes as the number encodes, and any bytes are
+    // a valid value of a `Plain` type.
     answer(unsafe {
         libc::ioctl(
             file.as_raw_fd(),
@@ -44,7 +44,7 @@ pub fn get<T: Plain>(file: &File, call: &Call<T>, mut argument: T) -> io::Result
     Ok(argument)
 }
 
-/// Makes the device this process's.
+/// Makes this process the owner of the vhost device.
 pub fn set_owner(file: &File) -> io::Result<()> {
     // SAFETY: the call has no argument.
     answer(unsafe { libc::ioctl(file.as_raw_fd(), SET_OWNER, 0) })
@@ -53,14 +53,15 @@ pub fn set_owner(file: &File) -> io::Result<()> {
 /// Sets the memory that the kernel may access.
 ///
 /// # Safety
-/// All of it is mapped memory until `file` is closed, and no code has references into it.
+/// All of the table's ranges stay mapped until `file` is closed, and no code has references into
+/// them.
 pub unsafe fn set_memory(file: &File, table: &MemoryTable) -> io::Result<()> {
     assert!(
         table.regions as usize <= table.region.len(),
         "as many regions as there are"
     );
-    // SAFETY: the kernel reads the head and as many regions as it says, all within `table`; what
-    // they name is the caller's word.
+    // SAFETY: the kernel reads the header and as many regions as that says, all within `table`. The
+    // caller vouches for the memory that they describe.
     answer(unsafe {
         libc::ioctl(
             file.as_raw_fd(),
@@ -70,12 +71,13 @@ pub unsafe fn set_memory(file: &File, table: &MemoryTable) -> io::Result<()> {
     })
 }
 
-/// Sets the place of a ring.
+/// Sets the addresses of a ring.
 ///
 /// # Safety
-/// As of [`set_memory`], where the addresses are not IOVAs, which are looked up when they are used.
+/// As for [`set_memory`], unless the addresses are IOVAs: those are translated by the IOTLB at each
+/// use.
 pub unsafe fn set_ring_addr(file: &File, addr: &RingAddr) -> io::Result<()> {
-    // SAFETY: the kernel reads one structure; what it names is the caller's word.
+    // SAFETY: the kernel reads one structure. The caller vouches for the addresses in it.
     answer(unsafe {
         libc::ioctl(
             file.as_raw_fd(),
@@ -85,14 +87,14 @@ pub unsafe fn set_ring_addr(file: &File, addr: &RingAddr) -> io::Result<()> {
     })
 }
 
-/// Sends the IOTLB a message.
+/// Sends a message to the device's IOTLB.
 ///
 /// # Safety
-/// As of [`set_memory`], of what an update maps with an access.
+/// As for [`set_memory`], for the memory that an update maps with any access.
 pub unsafe fn tell_iotlb(file: &File, message: &IotlbMsg) -> io::Result<()> {
     debug_assert!(message.what >= UPDATE, "what a front end says");
-    // SAFETY: as many bytes as the structure has, all of them initialised (`Plain`); what they name
-    // is the caller's word.
+    // SAFETY: as many bytes as the structure has, all of them initialised (`Plain`). The caller
+    // vouches for the addresses in them.
     let written = unsafe {
         libc::write(
             file.as_raw_fd(),
@@ -107,11 +109,11 @@ pub unsafe fn tell_iotlb(file: &File, message: &IotlbMsg) -> io::Result<()> {
     }
 }
 
-/// Returns the next message, of a descriptor that does not wait.
+/// Returns the next IOTLB message, if there is one. `file` is non-blocking.
 pub fn ask_iotlb(file: &File) -> io::Result<Option<IotlbMsg>> {
     let mut message = IotlbMsg::default();
     // SAFETY: the kernel writes at most as many bytes as the structure has, and any bytes are a
-    // value of it.
+    // valid value of it.
     let read = unsafe {
         libc::read(
             file.as_raw_fd(),

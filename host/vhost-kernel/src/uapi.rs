@@ -1,27 +1,26 @@
-//! Numbers and structures of `include/uapi/linux/vhost.h`, as far as they are used. All are
-//! little-endian x86-64's and hold for every architecture whose ioctl numbers have the generic
-//! form.
+//! Ioctl numbers and structures of `include/uapi/linux/vhost.h`, as far as they are used. The
+//! numbers are those of x86-64 and of every other architecture with the generic ioctl encoding.
 
 use std::marker::PhantomData;
 
-/// A call whose argument is a `T`.
+/// An ioctl whose argument is a `T`.
 pub struct Call<T> {
     pub number: libc::Ioctl,
     _argument: PhantomData<T>,
 }
 
 impl<T> Call<T> {
-    /// Numbers a call whose argument the kernel reads.
+    /// Defines an ioctl whose argument the kernel reads.
     const fn write(number: u32) -> Self {
         Self::numbered(1, number)
     }
 
-    /// Numbers a call whose argument the kernel fills in.
+    /// Defines an ioctl whose argument the kernel fills in.
     const fn read(number: u32) -> Self {
         Self::numbered(2, number)
     }
 
-    /// Numbers a call whose argument the kernel reads and fills in.
+    /// Defines an ioctl whose argument the kernel reads and fills in.
     const fn read_write(number: u32) -> Self {
         Self::numbered(3, number)
     }
@@ -35,10 +34,10 @@ impl<T> Call<T> {
     }
 }
 
-/// Plain data, without padding: any bytes are a value of it, and all of its bytes are initialised.
+/// Plain data without padding: any bytes are a valid value, and all of its bytes are initialised.
 ///
 /// # Safety
-/// It is so.
+/// The type has these properties.
 pub unsafe trait Plain: Copy {}
 
 /// `struct vhost_vring_state`.
@@ -54,7 +53,7 @@ pub struct RingState {
 #[derive(Clone, Copy, Debug)]
 pub struct RingFile {
     pub index: u32,
-    /// −1: none.
+    /// −1: no descriptor.
     pub fd: i32,
 }
 
@@ -80,7 +79,7 @@ pub struct MemoryRegion {
     pub flags: u64,
 }
 
-/// Greatest number of regions that the kernel is given. A machine of ours has two.
+/// Number of regions in the kernel's table. This project's machines have at most two.
 pub const MAX_REGIONS: usize = 8;
 
 /// `struct vhost_memory`, with room for its regions.
@@ -92,7 +91,7 @@ pub struct MemoryTable {
     pub region: [MemoryRegion; MAX_REGIONS],
 }
 
-/// `struct vhost_memory` without its regions, of which the call's number has the size.
+/// `struct vhost_memory` without its regions: the ioctl's number encodes this size.
 pub struct MemoryHead(#[expect(dead_code, reason = "its size counts")] [u32; 2]);
 
 /// `struct vhost_msg_v2` with a `struct vhost_iotlb_msg`.
@@ -161,7 +160,7 @@ pub const INVALIDATE: u8 = 3;
 mod tests {
     use super::*;
 
-    /// As the compiler has them of the header on x86-64.
+    /// Values that a C compiler gives for the header on x86-64.
     #[test]
     fn the_numbers_are_the_headers() {
         let numbers = [

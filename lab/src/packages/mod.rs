@@ -1,20 +1,20 @@
 //! Fetches the parts of the lab as Debian packages, without installing them and without root.
 //!
-//! [`Needs`] lists the requirements: a QEMU of some age, a kernel for the host, a kernel for the
-//! guest. Each part is a directory of its own in [`cache_dir`]: `qemu-VERSION`, `linux-own` (the
-//! distribution's kernel) or `linux-SERIES`, `busybox`. A directory appears by one rename when it
-//! is complete, so that its existence is the stamp, and the second start costs nothing. A new part
-//! does not change the others.
+//! [`Needs`] lists the requirements: the oldest version of QEMU, a kernel for the host, a kernel
+//! for the guest. Each part has a directory of its own in [`cache_dir`]: `qemu-VERSION`,
+//! `linux-own` (the distribution's kernel) or `linux-SERIES`, `busybox`. A directory is renamed to
+//! its final name when it is complete; if it exists, the part is complete and is not fetched again.
+//! A new part does not change the others.
 //!
 //! Missing parts are fetched from the machine's own APT sources; if the versions there are too old,
-//! from the suites that follow on the same mirror (`sources`). `apt` fetches them, with lists and
-//! archives of its own: the machine's package system is read, but not changed.
+//! from later suites of the same mirror (`sources`). `apt` fetches them with package lists and
+//! archives of its own: the machine's package database is read, but not changed.
 //!
-//! [`Debian`] is a part on request: a whole root, made by `mmdebstrap`. So are the headers of a
-//! kernel, which a module is built against (`headers`).
+//! Parts on request are a whole root file system ([`Debian`]), made by `mmdebstrap`, and the
+//! headers of a kernel, against which a module is built (`headers`).
 //!
-//! A `qemu-system-x86_64` on `PATH` is used if it is new enough. Left out: other families of
-//! distributions; refreshing the packages (delete the directory for that).
+//! A `qemu-system-x86_64` on `PATH` is used if it is new enough. Not supported: distributions other
+//! than Debian and its derivatives; updates of fetched packages (delete the directory instead).
 
 mod apt;
 mod cache;
@@ -48,7 +48,7 @@ const STAMP: &str = "interrupts-delivered-once";
 /// Content of that file if the program delivers interrupts once.
 const MENDED: &str = "yes\n";
 
-/// The parts, unpacked.
+/// The fetched parts of the lab.
 #[derive(Debug, Clone)]
 pub struct Packages {
     qemu: Qemu,
@@ -57,16 +57,16 @@ pub struct Packages {
     busybox: PathBuf,
 }
 
-/// QEMU to start, and the way to start it.
+/// The QEMU to start, which determines how to start it.
 #[derive(Debug, Clone)]
 enum Qemu {
-    /// The machine's own, from `PATH`.
+    /// The machine's own QEMU, from `PATH`.
     Installed(PathBuf, Version),
-    /// One unpacked here, with its libraries.
+    /// A QEMU unpacked in the cache, with its libraries.
     Unpacked(PathBuf, Version),
 }
 
-/// One kernel, unpacked.
+/// A kernel unpacked in the cache.
 #[derive(Debug, Clone)]
 pub struct Kernel {
     root: PathBuf,
@@ -95,7 +95,7 @@ impl Kernel {
         self.root.join(format!("boot/vmlinuz-{}", self.release))
     }
 
-    /// Returns the same kernel unpacked from it (ELF, with the PVH entry note).
+    /// Returns the uncompressed kernel (ELF, with the PVH entry note).
     #[must_use]
     pub fn vmlinux(&self) -> PathBuf {
         self.root.join(format!("boot/vmlinux-{}", self.release))
@@ -110,7 +110,8 @@ impl Kernel {
     /// Returns its build.
     ///
     /// # Errors
-    /// [`LabError::Package`]: the image does not name it, so that no matching headers can be found.
+    /// [`LabError::Package`] if the kernel's image does not name the package's version, so that no
+    /// matching headers can be found.
     pub(crate) fn build(&self) -> Result<KernelBuild, LabError> {
         let version = kernel::package_version(&self.vmlinuz())?;
         let version = version.ok_or_else(|| LabError::Package {
@@ -149,7 +150,7 @@ impl Packages {
             return found.with_qemu_mended();
         }
         let apt = Apt::open(&cache, notice)?;
-        // Another start may have fetched them while this one waited for the lock.
+        // Another process may have fetched them while this one waited for the lock.
         let missing = missing(&cache, needs);
         if !missing.is_empty() {
             apt.fetch(&missing)?;
@@ -162,8 +163,8 @@ impl Packages {
         found?.with_qemu_mended()
     }
 
-    /// Fixes QEMU to deliver interrupts once, if it is one of ours and the fix applies ([`mend`]).
-    /// It is checked once.
+    /// Patches an unpacked QEMU so that it delivers each interrupt once, if the patch applies
+    /// ([`mend`]). A stamp file records the result, so that this is done once.
     fn with_qemu_mended(self) -> Result<Self, LabError> {
         let Qemu::Unpacked(root, _) = &self.qemu else {
             return Ok(self);
@@ -191,7 +192,7 @@ impl Packages {
         }
     }
 
-    /// Describes faults of this QEMU that a guest may see, for the code that starts it.
+    /// Returns a warning about faults of this QEMU that a guest may notice, or `None`.
     #[must_use]
     pub fn warning(&self) -> Option<String> {
         warning(self.qemu_version(), self.delivers_interrupts_once())
@@ -235,8 +236,8 @@ impl Packages {
         let firmware = ["usr/share/seabios", "usr/share/qemu"]
             .into_iter()
             .flat_map(|dir| [OsString::from("-L"), root.join(dir).into_os_string()]);
-        // QEMU looks beside its own program, where they are not if the host has them installed
-        // already.
+        // QEMU looks for modules beside its own program. They are not there if the host has these
+        // packages installed already.
         let own = lib_dirs[0].join("qemu");
         let modules = if own.join("accel-tcg-x86_64.so").exists() {
             own
@@ -244,8 +245,8 @@ impl Packages {
             "/usr/lib/x86_64-linux-gnu/qemu".into()
         };
         let modules = ("QEMU_MODULE_DIR", modules.into_os_string());
-        // A newer C library among the packages needs its own loader. If /lib is a link into /usr, a
-        // package has either path.
+        // A newer C library among the packages needs its own dynamic loader. If /lib is a link into
+        // /usr, a package may use either path.
         let loader = lib_dirs
             .iter()
             .map(|dir| dir.join("ld-linux-x86-64.so.2"))
@@ -257,8 +258,8 @@ impl Packages {
                 program.into_os_string(),
             ];
             args.extend(firmware);
-            // Not in the environment: programs that QEMU starts are this machine's, with its C
-            // library.
+            // The library path is no environment variable here: programs that QEMU starts are the
+            // machine's, with its C library.
             return (loader, args, vec![modules]);
         }
         let libraries = ("LD_LIBRARY_PATH", library_path);
@@ -266,7 +267,7 @@ impl Packages {
     }
 }
 
-/// Describes the effects that this QEMU may have on a guest.
+/// Returns the effects that this QEMU may have on a guest, as a warning.
 fn warning(version: Version, delivers_once: bool) -> Option<String> {
     if version < Needs::QEMU_SOUND {
         return Some(format!(
@@ -286,8 +287,8 @@ fn warning(version: Version, delivers_once: bool) -> Option<String> {
     })
 }
 
-/// Returns the reasons why the parts cannot be found or fetched into `cache`, as far as can be
-/// determined without trying.
+/// Returns the reasons why the parts can be neither found nor fetched into `cache`, as far as they
+/// can be determined without an attempt.
 pub(crate) fn obstacles(cache: &Path, needs: &Needs) -> Vec<String> {
     let mut found = Vec::new();
     let missing = missing(cache, needs);
@@ -299,7 +300,7 @@ pub(crate) fn obstacles(cache: &Path, needs: &Needs) -> Vec<String> {
             found.push(format!("{full}; {} MiB are wanted", needed >> 20));
         }
     }
-    // Each start creates its images there.
+    // Each start of the lab creates its images in the cache.
     found.extend(cache::not_writable(cache));
     found
 }
@@ -320,7 +321,7 @@ fn headers_dir(cache: &Path, build: &KernelBuild) -> PathBuf {
     cache.join(format!("headers-{}_{}", build.release, build.version))
 }
 
-/// Returns the directory of a kernel's own half of its headers below `root`.
+/// Returns the directory of the architecture-specific half of a kernel's headers below `root`.
 fn headers_build_dir(root: &Path, release: &str) -> PathBuf {
     root.join(format!("usr/src/linux-headers-{release}"))
 }
@@ -329,7 +330,7 @@ fn busybox_dir(cache: &Path) -> PathBuf {
     cache.join("busybox")
 }
 
-/// Returns all parts, if they are there.
+/// Returns all parts, if all are present.
 fn find(cache: &Path, needs: &Needs) -> Option<Packages> {
     let busybox = busybox_dir(cache).join("bin/busybox");
     Some(Packages {
@@ -358,8 +359,8 @@ fn missing(cache: &Path, needs: &Needs) -> Vec<Wanted<'static>> {
     wanted
 }
 
-/// Returns the machine's own QEMU if it is new enough, else the oldest one here that is: a newer
-/// one that was fetched for another test changes nothing for the others.
+/// Returns the machine's own QEMU if it is new enough, else the oldest sufficient one in the cache:
+/// a newer one, fetched for another test, then does not change the others.
 fn find_qemu(cache: &Path, at_least: Version) -> Option<Qemu> {
     installed_qemu(at_least).or_else(|| {
         let versions = names(cache)
@@ -392,7 +393,7 @@ fn names(dir: &Path) -> Vec<String> {
     names
 }
 
-/// Returns the machine's QEMU, if its version is high enough.
+/// Returns the machine's own QEMU, if it is new enough.
 fn installed_qemu(at_least: Version) -> Option<Qemu> {
     let path = find_program("qemu-system-x86_64")?;
     let out = Command::new(&path)
@@ -404,7 +405,7 @@ fn installed_qemu(at_least: Version) -> Option<Qemu> {
     (version >= at_least).then_some(Qemu::Installed(path, version))
 }
 
-/// Returns the file that a shell would start for `name`.
+/// Returns the path of the program that a shell would start for `name`.
 pub(crate) fn find_program(name: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH")?;
     env::split_paths(&path)

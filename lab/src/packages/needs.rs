@@ -1,9 +1,9 @@
-//! Requirements of a lab.
+//! Requirements of a lab: versions of QEMU and the kernels.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// Two numbers, as in "QEMU 10.0" or "Linux 6.12".
+/// A version of two numbers, as in "QEMU 10.0" or "Linux 6.12".
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version {
     /// The first number.
@@ -19,13 +19,13 @@ impl Version {
         Self { major, minor }
     }
 
-    /// Parses `QEMU emulator version 7.2.22 (Debian …)` → 7.2.
+    /// Parses the output of `qemu --version`: `QEMU emulator version 7.2.22 (Debian …)` gives 7.2.
     pub(super) fn of_qemu(text: &str) -> Option<Self> {
         Self::of_package(text.split("version ").nth(1)?)
     }
 
-    /// Parses a package's version: `1:10.0.2+ds-2` → 10.0. The number before the colon is the
-    /// packagers'.
+    /// Parses the version of a package: `1:10.0.2+ds-2` gives 10.0. The number before the colon is
+    /// Debian's epoch.
     pub(super) fn of_package(text: &str) -> Option<Self> {
         let text = text.split_once(':').map_or(text, |(_, version)| version);
         let mut parts = text.split(|c: char| !c.is_ascii_digit());
@@ -33,7 +33,7 @@ impl Version {
         Some(Self { major, minor })
     }
 
-    /// Returns whether `release` (`6.12.95+deb12-cloud-amd64`) is of this series.
+    /// Returns whether a kernel's `release` (`6.12.95+deb12-cloud-amd64`) belongs to this series.
     pub(super) fn is_series_of(self, release: &str) -> bool {
         Self::of_package(release) == Some(self)
     }
@@ -48,7 +48,7 @@ impl fmt::Display for Version {
 impl FromStr for Version {
     type Err = String;
 
-    /// Parses `10`, `10.0`.
+    /// Parses `10` or `10.0`.
     fn from_str(text: &str) -> Result<Self, String> {
         let (major, minor) = text.split_once('.').unwrap_or((text, "0"));
         let number = |text: &str| {
@@ -59,11 +59,11 @@ impl FromStr for Version {
     }
 }
 
-/// Requirements of a lab. The default is a QEMU whose SVM loses no interrupts, and the
+/// Requirements of a lab. By default a QEMU whose emulated SVM loses no interrupts, and the
 /// distribution's kernel for host and guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Needs {
-    /// Oldest version of QEMU.
+    /// Oldest acceptable version of QEMU.
     pub qemu: Version,
     /// Series of the host's kernel; the distribution's own if absent.
     pub host_kernel: Option<Version>,

@@ -27,7 +27,7 @@ fn each_part_is_missing_alone() {
     ];
     assert_eq!(missing(cache, &needs), all);
     put_kernel(cache, "linux-own", "6.12.95+deb13-cloud-amd64");
-    // The distribution's own is of that series: it need not be fetched.
+    // The distribution's own kernel is of that series, so none is fetched.
     assert_eq!(missing(cache, &needs), [all[0], all[3]]);
     fs::create_dir_all(qemu_dir(cache, version("999.0"))).expect("a directory");
     fs::create_dir_all(busybox_dir(cache)).expect("a directory");
@@ -36,8 +36,8 @@ fn each_part_is_missing_alone() {
     assert_eq!(missing(cache, &needs), []);
 }
 
-/// Reported before anything is tried: a cache that cannot be created, and no space for missing
-/// parts.
+/// Obstacles are reported before any attempt: a cache directory that cannot be created, and no
+/// space for missing parts.
 #[test]
 fn obstacles_of_a_fetch_are_reported_in_advance() {
     let dir = tempfile::tempdir().expect("a directory");
@@ -53,8 +53,8 @@ fn obstacles_of_a_fetch_are_reported_in_advance() {
         .find(|said| said.contains("nothing can be kept"));
     let said = said.unwrap_or_else(|| panic!("{found:?}"));
     assert!(said.contains("file: ") && said.contains("EXITLESS_LAB_DIR"));
-    // A directory that does not exist yet, but can be created; the disk of tests has space, or the
-    // error says so.
+    // A directory that does not exist yet, but can be created. The disk of this test may lack
+    // space; that is a different error.
     let found = obstacles(&dir.path().join("new/lab"), &needs);
     let is_kept = |said: &String| said.contains("nothing can be kept");
     assert!(!found.iter().any(is_kept), "{found:?}");
@@ -83,7 +83,7 @@ fn a_series_is_not_the_beginning_of_a_number() {
     assert!(find_kernel(dir.path(), Some(version("6.12"))).is_some());
 }
 
-/// A start describes the faults of its QEMU; the lab's own copy has neither.
+/// A start warns of the faults of its QEMU; the lab's own patched copy has neither.
 #[test]
 fn a_qemu_that_is_not_mended_is_warned_of_at_each_start() {
     let said = |text: &str, delivers_once| warning(version(text), delivers_once);
@@ -99,6 +99,6 @@ fn a_qemu_that_is_not_mended_is_warned_of_at_each_start() {
     );
     assert!(twice.contains("twice"), "{twice}");
     assert_eq!(said("10.0", true), None);
-    // A fix does not make an old copy new.
+    // The patch does not fix the other fault of an old QEMU.
     assert!(said("7.2", true).is_some());
 }

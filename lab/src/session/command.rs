@@ -1,4 +1,4 @@
-//! A program inside the lab: prepared, running, ended.
+//! A program inside the lab: its preparation, its run and its end.
 
 use std::time::Duration;
 
@@ -9,10 +9,10 @@ use crate::protocol::{MAX_PAYLOAD, Message, Spawn};
 
 const SIGKILL: i32 = 9;
 
-/// Bytes of a program's own output quoted in an error about it.
+/// Bytes of a program's output that an error quotes.
 const QUOTED: usize = 2000;
 
-/// Output that a program wrote to.
+/// Output stream of a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stream {
     /// Standard output.
@@ -21,7 +21,7 @@ pub enum Stream {
     Stderr,
 }
 
-/// End of a program inside, and its output.
+/// Exit status of a program in the lab, and its output.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Output {
     /// Exit status; 128 + n when signal n ended it.
@@ -59,7 +59,7 @@ impl Output {
     }
 }
 
-/// A program to be run inside.
+/// A program to be run in the lab.
 #[derive(Debug, Clone)]
 pub struct LabCommand<'a> {
     lab: &'a Lab,
@@ -107,15 +107,15 @@ impl<'a> LabCommand<'a> {
         self
     }
 
-    /// Gives the program this standard input, and then its end (default: its end at once).
+    /// Sets the program's standard input, followed by end of file (default: end of file at once).
     #[must_use]
     pub fn stdin(mut self, data: impl Into<Vec<u8>>) -> Self {
         self.stdin = Some(data.into());
         self
     }
 
-    /// Limits its time (default 300 s; more on a busy machine, see [`patience`](crate::patience));
-    /// then it is killed.
+    /// Limits the program's time (default 300 s; more on a busy machine, see
+    /// [`patience`](crate::patience)). At the limit it is killed.
     #[must_use]
     pub fn timeout(mut self, limit: Duration) -> Self {
         self.limit = limit;
@@ -134,13 +134,13 @@ impl<'a> LabCommand<'a> {
     ///
     /// # Errors
     /// [`LabError::Inside`] if it could not be started; [`LabError::Timeout`] if it did not end in
-    /// time; [`LabError::Died`] if the emulated host stopped meanwhile. A status other than 0 is no
-    /// error.
+    /// time; [`LabError::Died`] if the emulated host ended meanwhile. An exit status other than 0
+    /// is no error.
     pub fn output(self) -> Result<Output, LabError> {
         self.stream(|_, _| {})
     }
 
-    /// Runs the program to its end and hands its output over as it appears.
+    /// Runs the program to its end and passes its output to `on_output` as it appears.
     ///
     /// # Errors
     /// As [`LabCommand::output`].
@@ -171,13 +171,13 @@ impl<'a> LabCommand<'a> {
     }
 }
 
-/// A program running inside.
+/// A program that runs in the lab.
 #[derive(Debug)]
 pub struct Running<'a> {
     lab: &'a Lab,
     route: Route,
     name: String,
-    /// Its output so far, and its status once it has ended.
+    /// Its output so far, and its exit status once it has ended.
     output: Output,
     has_ended: bool,
 }
@@ -191,7 +191,7 @@ impl Running<'_> {
         self.stdin_writer()(data)
     }
 
-    /// Ends its standard input.
+    /// Closes its standard input.
     ///
     /// # Errors
     /// [`LabError::Died`].
@@ -218,17 +218,17 @@ impl Running<'_> {
         self.lab.shared.send(self.route.id, Message::Signal(signal))
     }
 
-    /// Returns its output so far, as far as it was waited for.
+    /// Returns the output that was received by earlier waits.
     #[must_use]
     pub fn so_far(&self) -> &Output {
         &self.output
     }
 
-    /// Waits until `is_there` is true of the program's output so far.
+    /// Waits until `is_there` returns true for the program's output so far.
     ///
     /// # Errors
-    /// [`LabError::Inside`] if it ended before that; else as [`LabCommand::output`]. The program
-    /// goes on after a [`LabError::Timeout`].
+    /// [`LabError::Inside`] if it ended before that; otherwise as [`LabCommand::output`]. After a
+    /// [`LabError::Timeout`] the program continues to run.
     pub fn wait_until(
         &mut self,
         limit: Duration,
@@ -249,10 +249,10 @@ impl Running<'_> {
         Ok(())
     }
 
-    /// Waits for its end, handing output over as it appears.
+    /// Waits for its end, and passes its output to `on_output` as it appears.
     ///
     /// # Errors
-    /// As [`LabCommand::output`]; at the limit the program is killed.
+    /// As [`LabCommand::output`]. At the limit the program is killed.
     pub fn wait(
         mut self,
         limit: Duration,
@@ -265,7 +265,7 @@ impl Running<'_> {
                 Ok(None) => {}
                 Err(error) => {
                     if matches!(error, LabError::Timeout { .. }) {
-                        // If the lab is dead as well, the first error is enough.
+                        // If the lab has died too, the first error suffices.
                         let _ = self.signal(SIGKILL);
                     }
                     return Err(with_last_words(error, &self.output));
@@ -275,7 +275,7 @@ impl Running<'_> {
         Ok(self.output)
     }
 
-    /// Processes the next answer: output, which is returned, or the end.
+    /// Processes the next message from the lab. Returns output, or `None` at the program's end.
     fn next(
         &mut self,
         limit: (&mut Limit, Duration),
@@ -299,7 +299,7 @@ impl Running<'_> {
     }
 }
 
-/// Adds the end of the program's own output to an error about its time or its lab.
+/// Appends the last output of the program to an error about its time or its lab.
 fn with_last_words(mut error: LabError, output: &Output) -> LabError {
     if let LabError::Timeout { console, .. } | LabError::Died { console, .. } = &mut error {
         for (name, bytes) in [("output", &output.stdout), ("error output", &output.stderr)] {

@@ -1,6 +1,6 @@
-//! Programs under a host that forbids or lacks some system calls: a seccomp filter, installed
-//! between fork and exec, answers an error number to them, as the default profiles of container
-//! runtimes do (EPERM), or a kernel without them (ENOSYS).
+//! Runs programs as if the host forbade or lacked some system calls. A seccomp filter, installed
+//! between fork and exec, makes these calls fail: with EPERM, as the default profiles of container
+//! runtimes do, or with ENOSYS, as a kernel without them does.
 //!
 //! ```no_run
 //! use std::process::Command;
@@ -15,11 +15,11 @@
 //!     .apply(&mut command);
 //! ```
 //!
-//! A filter does not see arguments behind pointers: single operations of a ring, or features that
-//! an ioctl asks for. Nor does it see paths: files are missing or forbidden in a mount namespace of
-//! the program's own, which needs root ([`Denied::is_possible`]).
+//! A filter cannot check data behind pointers: single operations of an io_uring, or features that
+//! an ioctl requests. Nor can it check paths: files are hidden or forbidden by mounts in a mount
+//! namespace of the program's own, which needs root ([`Denied::is_possible`]).
 //!
-//! UNSAFETY: code between fork and exec, and the system calls that make the namespace and install
+//! UNSAFETY: code between fork and exec, and the system calls that create the namespace and install
 //! the filter.
 
 use std::ffi::{CStr, CString};
@@ -28,19 +28,19 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 
-/// Offsets in `struct seccomp_data`: the number of the call, and the lower half of its first
-/// argument.
+/// Offsets in `struct seccomp_data`: the number of the call, and its first argument, whose lower
+/// half comes first.
 const NUMBER: u32 = 0;
 const ARGUMENTS: u32 = 16;
 
-/// System calls and files that are denied; by default none.
+/// System calls and files that a program is denied; by default none.
 #[derive(Clone, Debug, Default)]
 pub struct Denied {
     program: Vec<libc::sock_filter>,
     mounts: Vec<Mount>,
 }
 
-/// One call of `mount`.
+/// Arguments of a call of mount(2).
 #[derive(Clone, Debug)]
 struct Mount {
     source: CString,
@@ -81,7 +81,8 @@ fn load(offset: u32) -> libc::sock_filter {
     instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, offset)
 }
 
-/// Goes on with the next instruction if the word is `value`, or skips `otherwise` instructions.
+/// Returns a jump: to the next instruction if the loaded word is `value`, else `otherwise`
+/// instructions further.
 fn is(value: u32, otherwise: u8) -> libc::sock_filter {
     instruction(
         libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
@@ -100,7 +101,7 @@ fn refuse(errno: i32) -> libc::sock_filter {
 }
 
 impl Denied {
-    /// The system call of this number answers `errno`.
+    /// Makes the system call of this number fail with `errno`.
     #[must_use]
     pub fn call(mut self, number: i64, errno: i32) -> Self {
         self.program
@@ -108,7 +109,7 @@ impl Denied {
         self
     }
 
-    /// Does so where the lower half of its argument `index` is `value`.
+    /// Makes it fail with `errno` if the lower half of its argument `index` is `value`.
     #[must_use]
     pub fn call_with(mut self, number: i64, index: u32, value: u32, errno: i32) -> Self {
         self.program.extend([
@@ -121,20 +122,20 @@ impl Denied {
         self
     }
 
-    /// There is nothing in this folder.
+    /// Hides the content of this folder.
     #[must_use]
     pub fn empty(self, folder: &str) -> Self {
         self.mounted("none", folder, c"tmpfs", 0)
     }
 
-    /// A folder shows what another one has.
+    /// Shows the folder `by` in the place of `folder`.
     #[must_use]
     pub fn replaced(self, folder: &str, by: &str) -> Self {
         self.mounted(by, folder, c"none", libc::MS_BIND)
     }
 
-    /// A device of this name is there and may not be opened: EACCES, as where a container is not
-    /// given it.
+    /// Makes the device file of this name impossible to open: EACCES, as in a container without
+    /// that device.
     #[must_use]
     pub fn no_device(self, name: &str) -> Self {
         self.device(name).mounted(
@@ -145,13 +146,13 @@ impl Denied {
         )
     }
 
-    /// Nothing is denied, where this device is there.
+    /// Denies nothing, but requires that this device file exists.
     #[must_use]
     pub fn device(self, name: &str) -> Self {
         self.mounted(name, name, c"none", libc::MS_BIND)
     }
 
-    /// Nothing is denied: tracefs is mounted where it belongs.
+    /// Denies nothing, and mounts tracefs at its usual place.
     #[must_use]
     pub fn tracefs(self) -> Self {
         self.mounted("none", "/sys/kernel/tracing", c"tracefs", 0)
@@ -168,8 +169,7 @@ impl Denied {
         self
     }
 
-    /// Whether this can be had: root alone makes mounts, in folders and over devices that are
-    /// there.
+    /// Returns whether these denials are possible: mounts need root, and a target that exists.
     pub fn is_possible(&self) -> bool {
         let is_there = |mount: &Mount| {
             mount
@@ -182,14 +182,14 @@ impl Denied {
         self.mounts.is_empty() || is_root && self.mounts.iter().all(is_there)
     }
 
-    /// Has `command` run so.
+    /// Makes `command` run under these denials.
     pub fn apply(self, command: &mut Command) {
         let Self {
             mut program,
             mounts,
         } = self;
         program.push(answer(libc::SECCOMP_RET_ALLOW));
-        // Mounts of this namespace alone, independent of mounts in ours.
+        // Mounts in the new namespace do not propagate to the host's.
         let own = Mount::new("none", "/", c"none", libc::MS_REC | libc::MS_PRIVATE);
         let install = move || {
             let program = libc::sock_fprog {
@@ -256,7 +256,7 @@ mod tests {
         }
         let mut command = Command::new("/bin/sh");
         command.args(["-c", "ls /sys; test -c /dev/null && ! (: </dev/null) 2>&1"]);
-        // Not /dev/null, which it may not open.
+        // Not /dev/null, which the program may not open.
         command.stdin(std::process::Stdio::piped());
         denied.apply(&mut command);
         let output = command.output().expect("a shell");

@@ -1,5 +1,5 @@
-//! Layouts and constants that driver and device share (virtio 1.2 §2.7, §2.8, §6), as the driver's
-//! side reads it: from the specification, and not from the device that it tests.
+//! Layouts and constants that driver and device share (virtio 1.2 §2.7, §2.8, §6). They are taken
+//! from the specification and not from the device under test.
 
 use guest_mem::Iova;
 
@@ -17,13 +17,13 @@ pub const RING_PACKED: u64 = 1 << 34;
 /// VIRTIO_F_IN_ORDER (35).
 pub const IN_ORDER: u64 = 1 << 35;
 
-/// Place of one queue, as the transport hands it to the device. A test whose device has a type of
-/// its own for this names that as the driver's parameter `Q`.
+/// Addresses of one queue, as the transport hands them to the device. If the device under test has
+/// a type of its own for this, that type is the driver's parameter `Q`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rings {
     /// Queue number.
     pub index: u16,
-    /// Entries.
+    /// Number of entries.
     pub size: u16,
     /// Descriptor table; packed: the ring.
     pub desc: Iova,
@@ -63,9 +63,9 @@ pub struct Descriptor {
     pub addr: u64,
     /// Buffer length in bytes.
     pub len: u32,
-    /// `DESC_F_*`, or anything.
+    /// `DESC_F_*`, or any other bits.
     pub flags: u16,
-    /// The next descriptor, with `DESC_F_NEXT`.
+    /// Index of the next descriptor, with `DESC_F_NEXT`.
     pub next: u16,
 }
 
@@ -81,11 +81,11 @@ impl Descriptor {
     }
 }
 
-/// Position of a ring with everything used, at which its device has to start.
+/// Position of a ring whose chains are all used, at which its device has to start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Position {
     /// Both indices of a split ring, modulo 2^16.
     Split(u16),
-    /// Descriptor and wrap counter of a packed ring.
+    /// Descriptor index and wrap counter of a packed ring.
     Packed(u16, bool),
 }

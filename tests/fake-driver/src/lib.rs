@@ -1,14 +1,15 @@
-//! A guest driver for tests: builds split rings in guest memory as Linux would, or as it never
-//! would; packed ones ([`FakePacked`]); either ([`AnyDriver`]).
+//! A guest's virtqueue driver for tests: builds split rings in guest memory, as Linux would or in
+//! ways that the specification forbids; packed rings ([`FakePacked`]); or either ([`AnyDriver`]).
 //!
-//! It plays the guest, so it reaches memory directly ([`PhysMem`]), and names buffers by the
-//! addresses the device will use. Its own structures lie where the test says; with an IOMMU in
-//! between, the test says how far the device's addresses are off ([`FakeDriver::set_iova_offset`]).
+//! It acts as the guest, so it accesses memory directly ([`PhysMem`]), and names buffers by the
+//! addresses that the device uses. The test chooses where its rings are. With an IOMMU in between,
+//! the test sets the distance between guest-physical addresses and those of the device
+//! ([`FakeDriver::set_iova_offset`]).
 //!
-//! It has the specification's constants and layouts for itself, so that the unit tests of `vio` can
-//! use it: what needs `vio` would bring a second one into them. A device's own types take the place
-//! of [`Rings`] and [`Descriptor`] by `From`; it knows those of
-//! `virtqueue`, and no code there.
+//! It has its own copy of the specification's constants and layouts, so that unit tests of `vio`
+//! can use it: a dependency on `vio` would link a second instance of that crate into them. The
+//! types of a device replace [`Rings`] and [`Descriptor`] by `From`. Of `virtqueue` it uses only
+//! types, no code.
 #![forbid(unsafe_code)]
 
 mod any;
@@ -30,7 +31,7 @@ pub use packed::FakePacked;
 /// A buffer: device address and length in bytes.
 pub type Buffer = (u64, u32);
 
-/// The answer of memory that a test keeps inside RAM.
+/// Returns the result of an access that must succeed: tests use addresses in RAM only.
 #[track_caller]
 fn ready<T>(access: Access<T>) -> T {
     access.expect("the test stays in RAM")
@@ -50,16 +51,17 @@ pub struct FakeDriver<M, Q = Rings> {
     published: u16,
     last_used: u16,
     event_idx: bool,
-    /// With IN_ORDER: heads as made available, with their writable bytes.
+    /// With VIRTIO_F_IN_ORDER: heads in the order in which they were made available, with their
+    /// writable bytes.
     queue: Option<VecDeque<(u16, u32)>>,
-    /// Told by a batch's used element and not taken yet.
+    /// Completions reported by a used element for a whole batch, not yet taken by the test.
     batch: VecDeque<(u16, u32)>,
-    /// Type of its rings' places.
+    /// Type that describes its rings to the device.
     rings: PhantomData<fn() -> Q>,
 }
 
 impl<M: PhysMem, Q: From<Rings>> FakeDriver<M, Q> {
-    /// A queue whose table and rings start at `base`, page-aligned, and take
+    /// Creates a queue whose table and rings start at `base`, which is page-aligned, and take
     /// [`footprint`](Self::footprint) bytes. The memory is zeroed.
     pub fn new(mem: M, base: Gpa, index: u16, size: u16) -> Self {
         let driver = Self {
@@ -82,7 +84,7 @@ impl<M: PhysMem, Q: From<Rings>> FakeDriver<M, Q> {
         driver
     }
 
-    /// Bytes that a queue of `size` entries takes.
+    /// Returns the bytes of memory of a queue of `size` entries.
     pub fn footprint(size: u16) -> u64 {
         Self::used_offset(size) + 6 + 8 * u64::from(size)
     }
@@ -95,12 +97,13 @@ impl<M: PhysMem, Q: From<Rings>> FakeDriver<M, Q> {
         (Self::avail_offset(size) + 6 + 2 * u64::from(size)).next_multiple_of(4)
     }
 
-    /// The device sees this driver's structures `offset` bytes above their guest-physical address.
+    /// Places the device's addresses of this driver's structures `offset` bytes above the
+    /// guest-physical ones.
     pub fn set_iova_offset(&mut self, offset: u64) {
         self.iova_offset = offset;
     }
 
-    /// IN_ORDER was negotiated: a used element may stand for several chains.
+    /// Selects VIRTIO_F_IN_ORDER: a used element may complete several chains.
     pub fn set_in_order(&mut self) {
         self.queue = Some(VecDeque::new());
     }
@@ -116,12 +119,12 @@ impl<M: PhysMem, Q: From<Rings>> FakeDriver<M, Q> {
         self.put_used_event(idx.wrapping_sub(1));
     }
 
-    /// EVENT_IDX was not negotiated.
+    /// Selects operation without VIRTIO_F_EVENT_IDX.
     pub fn set_flags_only(&mut self) {
         self.event_idx = false;
     }
 
-    /// The queue as the transport would hand it to the device.
+    /// Returns the queue's description, as the transport hands it to the device.
     pub fn config(&self) -> Q {
         let at = |offset| Iova::new(self.base + self.iova_offset + offset);
         Q::from(Rings {
@@ -133,12 +136,12 @@ impl<M: PhysMem, Q: From<Rings>> FakeDriver<M, Q> {
         })
     }
 
-    /// Entries.
+    /// Returns the number of entries.
     pub fn size(&self) -> u16 {
         self.size
     }
 
-    /// The memory.
+    /// Returns the guest memory.
     pub fn mem(&self) -> &M {
         &self.mem
     }
@@ -159,7 +162,8 @@ impl<M: PhysMem, Q: From<Rings>> FakeDriver<M, Q> {
         bytes
     }
 
-    /// One load of an aligned u16 that the device may be storing: a copy of two bytes could tear.
+    /// Loads an aligned u16 that the device may be storing, in one access: a copy of two bytes
+    /// could tear.
     fn get_u16(&self, gpa: u64) -> u16 {
         let word = self
             .mem
@@ -168,7 +172,7 @@ impl<M: PhysMem, Q: From<Rings>> FakeDriver<M, Q> {
         (word >> (8 * (gpa & 7))) as u16
     }
 
-    /// Writes descriptor `index`, whatever it says.
+    /// Writes descriptor `index`, without any check.
     pub fn put_descriptor(&self, index: u16, desc: impl Into<Descriptor>) {
         self.put(self.base + 16 * u64::from(index), &desc.into().to_bytes());
     }
@@ -223,20 +227,20 @@ impl<M: PhysMem, Q: From<Rings>> FakeDriver<M, Q> {
         self.next_avail
     }
 
-    /// Descriptors not in a chain.
+    /// Returns the number of descriptors that are not in a chain.
     pub fn free(&self) -> usize {
         self.free.len()
     }
 
-    /// Makes a chain of these buffers available and publishes it; answers its head. Panics when the
-    /// table is full.
+    /// Adds a chain of these buffers and publishes it. Returns its head. Panics if the table is
+    /// full.
     pub fn add(&mut self, readable: &[Buffer], writable: &[Buffer]) -> u16 {
         let head = self.stage(readable, writable);
         self.publish();
         head
     }
 
-    /// [`add`](Self::add) without publishing.
+    /// Adds a chain as [`add`](Self::add) does, without publishing it.
     pub fn stage(&mut self, readable: &[Buffer], writable: &[Buffer]) -> u16 {
         let count = readable.len() + writable.len();
         let indices: Vec<u16> = (0..count)
@@ -277,14 +281,15 @@ impl<M: PhysMem, Q: From<Rings>> FakeDriver<M, Q> {
         head
     }
 
-    /// Shows the device everything staged.
+    /// Publishes all chains that were added.
     pub fn publish(&self) {
         std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
         self.put_avail_idx(self.next_avail);
         std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
     }
 
-    /// [`publish`](Self::publish); whether the device wants a doorbell for what is new (§2.7.10).
+    /// Publishes as [`publish`](Self::publish) does. Returns whether the device wants a
+    /// notification for the new chains (§2.7.10).
     pub fn publish_and_ask(&mut self) -> bool {
         let old = std::mem::replace(&mut self.published, self.next_avail);
         self.publish();
@@ -295,7 +300,7 @@ impl<M: PhysMem, Q: From<Rings>> FakeDriver<M, Q> {
         past.wrapping_sub(1) < self.next_avail.wrapping_sub(old)
     }
 
-    /// Takes the next used element: head and bytes written.
+    /// Takes the next completion: head and bytes written.
     pub fn used(&mut self) -> Option<(u16, u32)> {
         if let Some(told) = self.batch.pop_front() {
             return Some(told);
@@ -328,7 +333,7 @@ impl<M: PhysMem, Q: From<Rings>> FakeDriver<M, Q> {
         Some((head, len))
     }
 
-    /// Frees a chain and steps over its element.
+    /// Frees the descriptors of a chain and advances the used index.
     fn give_back(&mut self, head: u16) {
         self.last_used = self.last_used.wrapping_add(1);
         let chain = std::mem::take(&mut self.chains[usize::from(head)]);
@@ -340,7 +345,7 @@ impl<M: PhysMem, Q: From<Rings>> FakeDriver<M, Q> {
     }
 }
 
-/// The descriptors of a chain; `index` says where each stands.
+/// Returns the descriptors of a chain; `index` gives the table index of each.
 fn chain<'a>(
     readable: &'a [Buffer],
     writable: &'a [Buffer],

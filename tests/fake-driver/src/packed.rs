@@ -1,4 +1,4 @@
-//! The driver's side of a packed ring (virtio 1.2 §2.8), as simple as it gets.
+//! The driver's side of a packed ring (virtio 1.2 §2.8), in its simplest form.
 
 use std::collections::VecDeque;
 use std::marker::PhantomData;
@@ -10,7 +10,7 @@ use super::{Buffer, DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, Rings, ready};
 const AVAIL: u16 = 1 << 7;
 const USED: u16 = 1 << 15;
 
-/// A packed queue's driver.
+/// Driver of a packed queue.
 pub struct FakePacked<M, Q = Rings> {
     mem: M,
     index: u16,
@@ -19,24 +19,24 @@ pub struct FakePacked<M, Q = Rings> {
     in_order: bool,
     free_ids: Vec<u16>,
     free_descs: u16,
-    /// Descriptors and writable bytes of each chain, by buffer id.
+    /// Number of descriptors and writable bytes of each chain, by buffer id.
     chains: Vec<Option<(u16, u32)>>,
-    /// Buffer ids as made available.
+    /// Buffer ids in the order in which they were made available.
     queue: VecDeque<u16>,
-    /// Told by a batch's used descriptor and not taken yet.
+    /// Completions reported by a used descriptor for a whole batch, not yet taken by the test.
     batch: VecDeque<(u16, u32)>,
     next_avail: (u16, bool),
     next_used: (u16, bool),
-    /// First descriptors of chains that are not published: index and {id, flags}.
+    /// First descriptors of chains that are not published yet: index, and id with flags.
     heads: Vec<(u16, u32)>,
     published: (u16, bool),
-    /// Type of its ring's place.
+    /// Type that describes its ring to the device.
     rings: PhantomData<fn() -> Q>,
 }
 
 impl<M: PhysMem, Q: From<Rings>> FakePacked<M, Q> {
-    /// A queue whose ring and event suppression structures start at `base`, page-aligned, in zeroed
-    /// memory.
+    /// Creates a queue whose ring and event suppression structures start at `base`, which is
+    /// page-aligned. The memory is zeroed.
     pub fn new(mem: M, base: Gpa, index: u16, size: u16) -> Self {
         let driver = Self {
             mem,
@@ -59,21 +59,21 @@ impl<M: PhysMem, Q: From<Rings>> FakePacked<M, Q> {
         driver
     }
 
-    /// Bytes that a queue of `size` entries takes.
+    /// Returns the bytes of memory of a queue of `size` entries.
     pub fn footprint(size: u16) -> u64 {
         16 * u64::from(size) + 8
     }
 
-    /// IN_ORDER was negotiated: a used descriptor may stand for several chains.
+    /// Selects VIRTIO_F_IN_ORDER: a used descriptor may complete several chains.
     pub fn set_in_order(&mut self) {
         self.in_order = true;
     }
 
-    /// Sets the ring's position to `idx` in the lap of this wrap counter, with everything used. To
-    /// be called before the first chain.
+    /// Sets the ring's position to `idx` with this wrap counter, with everything used. To be called
+    /// before the first chain.
     pub fn start_at(&mut self, idx: u16, wrap: bool) {
         for at in 0..self.size {
-            // Before `idx` it was used in this lap, from there on in the one before.
+            // Descriptors before `idx` were used in this lap, the others in the lap before.
             let flags = if wrap == (at < idx) { AVAIL | USED } else { 0 };
             self.put_rest(at, u32::from(flags) << 16);
         }
@@ -82,7 +82,7 @@ impl<M: PhysMem, Q: From<Rings>> FakePacked<M, Q> {
         self.published = (idx, wrap);
     }
 
-    /// The queue as the transport would hand it to the device.
+    /// Returns the queue's description, as the transport hands it to the device.
     pub fn config(&self) -> Q {
         let events = self.base + 16 * u64::from(self.size);
         Q::from(Rings {
@@ -94,12 +94,12 @@ impl<M: PhysMem, Q: From<Rings>> FakePacked<M, Q> {
         })
     }
 
-    /// Entries.
+    /// Returns the number of entries.
     pub fn size(&self) -> u16 {
         self.size
     }
 
-    /// The memory.
+    /// Returns the guest memory.
     pub fn mem(&self) -> &M {
         &self.mem
     }
@@ -109,7 +109,7 @@ impl<M: PhysMem, Q: From<Rings>> FakePacked<M, Q> {
         ready(self.mem.write(Gpa::new(gpa), bytes));
     }
 
-    /// Writes descriptor `at`, whatever it says, its flags with it.
+    /// Writes descriptor `at` with its flags, without any check.
     pub fn put_descriptor(&self, at: u16, addr: u64, len: u32, id: u16, flags: u16) {
         let gpa = self.base + 16 * u64::from(at);
         self.put(gpa, &addr.to_le_bytes());
@@ -123,38 +123,39 @@ impl<M: PhysMem, Q: From<Rings>> FakePacked<M, Q> {
         ready(self.mem.store_u32_release(gpa, rest));
     }
 
-    /// The flags of descriptor `at`.
+    /// Returns the flags of descriptor `at`.
     pub fn flags(&self, at: u16) -> u16 {
         (self.rest(at) >> 48) as u16
     }
 
-    /// `len`, `id` and `flags` of descriptor `at`, in one load.
+    /// Loads `len`, `id` and `flags` of descriptor `at`, in one access.
     fn rest(&self, at: u16) -> u64 {
         let gpa = Gpa::new(self.base + 16 * u64::from(at) + 8);
         ready(self.mem.read_u64(gpa))
     }
 
-    /// Stores the driver's event suppression structure: flags 0 all, 1 none, 2 `off_wrap`.
+    /// Stores the driver's event suppression structure. Flags: 0 enables events, 1 disables them, 2
+    /// requests one at `off_wrap`.
     pub fn put_event(&self, flags: u16, off_wrap: u16) {
         let gpa = Gpa::new(self.base + 16 * u64::from(self.size));
         let word = u32::from(flags) << 16 | u32::from(off_wrap);
         ready(self.mem.store_u32_release(gpa, word));
     }
 
-    /// Asks for an interrupt behind the descriptor that is `ahead` of the next used one.
+    /// Requests an interrupt for the descriptor that is `ahead` of the next used one.
     pub fn put_event_ahead(&self, ahead: u16) {
         let (idx, wrap) = self.after(self.next_used, ahead);
         self.put_event(2, idx | u16::from(wrap) << 15);
     }
 
-    /// The device's event suppression structure: flags and `off_wrap`.
+    /// Loads the device's event suppression structure: flags and `off_wrap`.
     pub fn device_event(&self) -> (u16, u16) {
         let at = self.base + 16 * u64::from(self.size) + 4;
         let word = ready(self.mem.read_u64(Gpa::new(at & !7))) >> (8 * (at & 7));
         ((word >> 16) as u16, word as u16)
     }
 
-    /// Descriptors not in a chain.
+    /// Returns the number of descriptors that are not in a chain.
     pub fn free(&self) -> usize {
         usize::from(self.free_descs)
     }
@@ -168,8 +169,8 @@ impl<M: PhysMem, Q: From<Rings>> FakePacked<M, Q> {
         }
     }
 
-    /// A chain of these buffers, not published; answers its buffer id. Panics when the ring is
-    /// full.
+    /// Adds a chain of these buffers, without publishing it. Returns its buffer id. Panics if the
+    /// ring is full.
     pub fn stage(&mut self, readable: &[Buffer], writable: &[Buffer]) -> u16 {
         let count = (readable.len() + writable.len()) as u16;
         let read = readable.iter().map(|&buffer| (buffer, 0));
@@ -192,7 +193,7 @@ impl<M: PhysMem, Q: From<Rings>> FakePacked<M, Q> {
         for ((addr, len), flags) in read.chain(write) {
             self.put(at, &addr.to_le_bytes());
             self.put(at + 8, &len.to_le_bytes());
-            // The buffer id is reserved here.
+            // The buffer id is reserved in an indirect table.
             self.put(at + 12, &0xdead_u16.to_le_bytes());
             self.put(at + 14, &flags.to_le_bytes());
             at += 16;
@@ -213,7 +214,7 @@ impl<M: PhysMem, Q: From<Rings>> FakePacked<M, Q> {
         let mut at = self.next_avail;
         for (nth, &(addr, len, flags)) in descs.iter().enumerate() {
             let flags = flags | if at.1 { AVAIL } else { USED };
-            // Only the last one's id counts.
+            // Only the id of a chain's last descriptor is valid.
             let own = if nth + 1 == descs.len() { id } else { 0xbeef };
             let gpa = self.base + 16 * u64::from(at.0);
             self.put(gpa, &addr.to_le_bytes());
@@ -232,10 +233,11 @@ impl<M: PhysMem, Q: From<Rings>> FakePacked<M, Q> {
         id
     }
 
-    /// Shows the device everything staged; whether it wants a doorbell for that.
+    /// Publishes all chains that were added. Returns whether the device wants a notification for
+    /// them.
     pub fn publish(&mut self) -> bool {
         let old = std::mem::replace(&mut self.published, self.next_avail);
-        // The last chain first: the device sees all or none.
+        // In reverse order: with the flags of the first chain the device sees all chains at once.
         for (at, rest) in std::mem::take(&mut self.heads).into_iter().rev() {
             self.put_rest(at, rest);
         }
@@ -246,7 +248,7 @@ impl<M: PhysMem, Q: From<Rings>> FakePacked<M, Q> {
             1 => false,
             2 => {
                 let event = (off_wrap & 0x7fff, off_wrap >> 15 != 0);
-                // Naively: is it among those that were just published?
+                // The simplest test: is the event among the descriptors just published?
                 let mut at = old;
                 while at != self.published {
                     if at == event {
@@ -260,7 +262,7 @@ impl<M: PhysMem, Q: From<Rings>> FakePacked<M, Q> {
         }
     }
 
-    /// Takes the next chain returned: buffer id and bytes written.
+    /// Takes the next completion: buffer id and bytes written.
     pub fn used(&mut self) -> Option<(u16, u32)> {
         if let Some(told) = self.batch.pop_front() {
             return Some(told);
@@ -296,7 +298,7 @@ impl<M: PhysMem, Q: From<Rings>> FakePacked<M, Q> {
         Some((id, len))
     }
 
-    /// Frees a chain and steps over it; its writable bytes.
+    /// Frees a chain and advances the position. Returns its writable bytes.
     fn give_back(&mut self, id: u16) -> u32 {
         let chain = self.chains.get_mut(usize::from(id)).and_then(Option::take);
         let (descs, writable) = chain.expect("a used id is in flight");

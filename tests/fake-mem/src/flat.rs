@@ -1,4 +1,4 @@
-//! An identity IOMMU with holes, and the DMA of a device through it.
+//! An identity-mapped IOMMU with holes, and DMA of a device through it.
 
 use guest_mem::{
     Access, Dma, DmaFault, Gpa, Hva, Intent, Iommu, Iova, Lease, LeaseId, LeaseStop, LeaseTable,
@@ -9,8 +9,8 @@ use crate::ArrayMem;
 
 /// An IOMMU that maps every address to itself, except ranges that the test has denied.
 ///
-/// Denying does what a guest's unmap and invalidation do: later accesses fault, windows go stale,
-/// and leases in the range count as stale until they end.
+/// A denial has the effect of a guest's unmap and invalidation: later accesses fault, windows
+/// become stale, and leases in the range count as stale until they end.
 #[derive(Debug)]
 pub struct FlatIommu {
     denied: Vec<Denied>,
@@ -28,7 +28,7 @@ struct Denied {
 }
 
 impl FlatIommu {
-    /// Everything mapped in 4 KiB pages; room for `max_leases` leases.
+    /// Creates an IOMMU with everything mapped in pages of 4 KiB, and room for `max_leases` leases.
     pub fn new(max_leases: usize) -> Self {
         Self {
             denied: Vec::new(),
@@ -39,15 +39,15 @@ impl FlatIommu {
         }
     }
 
-    /// Mappings of `bytes` each from now on, a power of two: smaller than a page splits accesses
-    /// more, larger splits them less.
+    /// Sets the size of the mappings from now on, a power of two: less than a page splits accesses
+    /// more often, more than a page splits them less often.
     pub fn set_page(&mut self, bytes: u64) {
         assert!(bytes.is_power_of_two());
         self.page = bytes;
         self.generation += 1;
     }
 
-    /// Takes the permission `perm` away from `len` bytes, at least 1.
+    /// Removes the permission `perm` from `len` bytes, at least 1.
     pub fn deny(&mut self, iova: Iova, len: u64, perm: Perm) {
         let start = iova.raw();
         let last = start.checked_add(len - 1).expect("the range does not wrap");
@@ -58,24 +58,25 @@ impl FlatIommu {
         self.leases.recheck_now(range, |lease| lease.perm != perm);
     }
 
-    /// Takes both permissions away from `len` bytes, at least 1.
+    /// Removes both permissions from `len` bytes, at least 1.
     pub fn unmap(&mut self, iova: Iova, len: u64) {
         self.deny(iova, len, Perm::Read);
         self.deny(iova, len, Perm::Write);
     }
 
-    /// Maps everything again. Leases that went stale stay so.
+    /// Maps everything again. Leases that became stale stay stale.
     pub fn allow_all(&mut self) {
         self.denied.clear();
         self.generation += 1;
     }
 
-    /// Makes every window stale without changing any mapping, as a flush of unchanged pages does.
+    /// Makes every window stale without changing any mapping, as an invalidation of unchanged pages
+    /// does.
     pub fn flush(&mut self) {
         self.generation += 1;
     }
 
-    /// The accesses refused so far: first refused address of each, oldest first.
+    /// Returns the accesses refused so far: the first refused address of each, oldest first.
     pub fn faults(&self) -> &[(Iova, Perm)] {
         &self.faults
     }
@@ -119,7 +120,7 @@ impl Iommu for FlatIommu {
         &mut self.leases
     }
 
-    /// Translates as real tables do: mapping by mapping.
+    /// Translates mapping by mapping, as an IOMMU with page tables does.
     fn translate_run<M: PhysMem>(
         &mut self,
         mem: &M,
@@ -149,19 +150,19 @@ impl Iommu for FlatIommu {
 /// DMA of a device through a [`FlatIommu`] of its own: an IOVA is the GPA of the same value.
 #[derive(Debug)]
 pub struct FlatDma<M: PhysMem = ArrayMem> {
-    /// Deny ranges, count leases and read faults here.
+    /// The IOMMU: the test denies ranges, counts leases and reads faults here.
     pub iommu: FlatIommu,
     mem: M,
     source: SourceId,
 }
 
 impl<M: PhysMem> FlatDma<M> {
-    /// Device 00:01.0 on `mem`, with room for 1024 leases.
+    /// Creates device 00:01.0 on `mem`, with room for 1024 leases.
     pub fn new(mem: M) -> Self {
         Self::with_max_leases(mem, 1024)
     }
 
-    /// Device 00:01.0 on `mem`.
+    /// Creates device 00:01.0 on `mem`, with room for `max_leases` leases.
     pub fn with_max_leases(mem: M, max_leases: usize) -> Self {
         Self {
             iommu: FlatIommu::new(max_leases),
@@ -170,7 +171,7 @@ impl<M: PhysMem> FlatDma<M> {
         }
     }
 
-    /// Returns the memory that the device reaches.
+    /// Returns the memory that the device accesses.
     pub fn mem(&self) -> &M {
         &self.mem
     }

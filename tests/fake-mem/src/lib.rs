@@ -1,16 +1,16 @@
-//! Test doubles for memory and DMA: the fake guest memory, injected waits and injected faults with
-//! which the IOMMU's and the devices' tests are written. Tests of `guest-mem` that need them are
-//! here too (`tests/`).
+//! Test doubles of guest memory and DMA: fake memory, injected waits and injected faults, for the
+//! tests of the IOMMU and the devices. Tests of `guest-mem` that need them are here too (`tests/`).
 //!
 //! * [`ArrayMem`]: guest memory without a memory file; also runs under Miri.
-//! * [`FlatDma`]: the DMA of a device through an identity IOMMU in which ranges can be denied.
+//! * [`FlatDma`]: DMA of a device through an identity-mapped IOMMU in which ranges can be denied.
 //! * [`PagedMem`]: memory whose pages are absent until a ticket for them is delivered.
-//! * [`PendingMem`], [`PendingDma`]: wrap either and answer `Pending` where the test says.
+//! * [`PendingMem`], [`PendingDma`]: wrappers whose accesses return `Pending` where the test
+//!   chooses.
 //!
 //! To show that a step survives a wait at *every* access, run it once with `PendingMem::never` and
-//! take [`accesses`](PendingMem::accesses), then once per access number `k` with
-//! `PendingMem::kth(mem, k)`, and compare the outcomes. `PendingMem::every` waits on each address
-//! once in a single run.
+//! read the number of [`accesses`](PendingMem::accesses). Then run it once per access number `k`
+//! with `PendingMem::kth(mem, k)`, and compare the outcomes. `PendingMem::every` waits on each
+//! address once in a single run.
 //!
 //! ```
 //! use fake_mem::{ArrayMem, PendingMem};

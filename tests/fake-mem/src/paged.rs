@@ -1,4 +1,4 @@
-//! Memory that may be absent.
+//! Guest memory whose pages may be absent.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -12,18 +12,18 @@ use crate::ArrayMem;
 #[derive(Debug, Default)]
 struct State {
     absent: BTreeSet<u64>,
-    /// Absent for good: pages that could not be brought in.
+    /// Absent for good: pages whose page-in has failed.
     lost: BTreeSet<u64>,
-    /// Brought in for a ticket, and not asked for since.
+    /// Brought in for a ticket, and not accessed since.
     kept: BTreeSet<u64>,
-    /// Pages that each ticket brings in.
+    /// Pages that each outstanding ticket brings in.
     asked: BTreeMap<Ticket, Vec<u64>>,
     tickets: u64,
 }
 
-/// An array of which pages are absent until the test, which plays the pager,
-/// [delivers](PagedMem::deliver) the ticket that an access was answered. A clone is another handle
-/// to the same memory.
+/// Memory whose pages can be absent. An access to an absent page returns a ticket; the page is
+/// brought in when the test, in the role of the pager, [delivers](PagedMem::deliver) that ticket. A
+/// clone is another handle of the same memory.
 #[derive(Clone, Debug)]
 pub struct PagedMem {
     mem: ArrayMem,
@@ -31,7 +31,7 @@ pub struct PagedMem {
 }
 
 impl PagedMem {
-    /// All of `mem`, with every page there.
+    /// Creates memory whose pages are all present.
     pub fn new(mem: ArrayMem) -> Self {
         Self {
             mem,
@@ -45,23 +45,22 @@ impl PagedMem {
             .expect("no test panics while it holds this")
     }
 
-    /// Returns the content of all pages, present and absent, as the guest's vCPUs see it.
+    /// Returns the content of all pages, present and absent, as the guest's vCPUs access it.
     pub fn array(&self) -> &ArrayMem {
         &self.mem
     }
 
-    /// Takes the pages of `[gpa, gpa + len)` away. What they hold is there again when they come
-    /// back.
+    /// Evicts the pages of `[gpa, gpa + len)`. They keep their content.
     pub fn evict(&self, gpa: Gpa, len: u64) {
         self.state().absent.extend(pages(gpa, len));
     }
 
-    /// The tickets that have been handed out and not delivered, oldest first.
+    /// Returns the tickets that were handed out and not delivered, oldest first.
     pub fn tickets(&self) -> Vec<Ticket> {
         self.state().asked.keys().copied().collect()
     }
 
-    /// Brings in what was asked for with `ticket`, once.
+    /// Brings in the pages that `ticket` waits for, and ends the ticket.
     pub fn deliver(&self, ticket: Ticket) {
         let mut state = self.state();
         for page in state.asked.remove(&ticket).into_iter().flatten() {
@@ -80,7 +79,7 @@ impl PagedMem {
         state.lost.extend(pages);
     }
 
-    /// Absent pages that are to be filled as a whole become zeroes.
+    /// Makes absent pages present and zero if the access is going to overwrite them completely.
     fn forget_overwritten(&self, gpa: Gpa, len: u64, intent: Intent) {
         if intent != Intent::Overwrite {
             return;
@@ -99,7 +98,7 @@ impl PagedMem {
         }
     }
 
-    /// One ticket for the absent pages among these.
+    /// Returns a ticket for the absent pages among these, or succeeds if there are none.
     fn pass(&self, pages: impl Iterator<Item = u64>) -> Access<()> {
         let mut state = self.state();
         let pages: Vec<u64> = pages.collect();

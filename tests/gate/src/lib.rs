@@ -1,9 +1,9 @@
-//! A gate before a fake device: operations wait in the order in which they were submitted until the
-//! test lets them pass.
+//! A gate in front of a fake device: operations wait in the order of their submission until the
+//! test releases them.
 //!
-//! It knows no device, so that the unit tests of `vio` and the fake disks of other crates' tests
-//! can both be built on it. The device has the [`Gate`], the test its [`GateControl`], on any
-//! thread; a [doorbell](Gate::doorbell) wakes a device that sleeps.
+//! It depends on no device, so that the unit tests of `vio` and the fake disks of other crates'
+//! tests can both use it. The device owns the [`Gate`]; the test has its [`GateControl`], on any
+//! thread. A [doorbell](Gate::doorbell) wakes a device that sleeps.
 #![forbid(unsafe_code)]
 
 use std::collections::VecDeque;
@@ -15,12 +15,12 @@ use std::sync::{Arc, Mutex, MutexGuard};
 /// State that the test sets.
 #[derive(Debug, Default)]
 struct State {
-    /// Operations that may pass.
+    /// Number of operations that may pass.
     credit: usize,
-    /// Everything passes.
+    /// All operations may pass.
     open: bool,
     uncancellable: bool,
-    /// Operations held back now.
+    /// Number of operations that are held now.
     held: usize,
 }
 
@@ -34,13 +34,14 @@ struct Shared {
 pub struct GateControl(Arc<Shared>);
 
 impl GateControl {
-    /// Lets `count` operations, held or to come, pass.
+    /// Lets `count` operations pass: those that are held first, then new ones.
     pub fn release(&self, count: usize) {
         self.state().credit += count;
         self.ring();
     }
 
-    /// Holds nothing back any more (`true`), or again (`false`).
+    /// Opens the gate for all operations (`true`), or closes it (`false`). Unused credit is
+    /// dropped.
     pub fn set_open(&self, open: bool) {
         let mut state = self.state();
         state.open = open;
@@ -49,12 +50,12 @@ impl GateControl {
         self.ring();
     }
 
-    /// Whether held operations refuse to be cancelled.
+    /// Sets whether held operations refuse to be cancelled.
     pub fn set_uncancellable(&self, uncancellable: bool) {
         self.state().uncancellable = uncancellable;
     }
 
-    /// Operations held back now.
+    /// Returns the number of operations that are held now.
     pub fn held(&self) -> usize {
         self.state().held
     }
@@ -66,12 +67,13 @@ impl GateControl {
     fn ring(&self) {
         let mut socket = self.0.doorbell.lock();
         let socket = socket.as_mut().expect("nothing panics with the socket");
-        // A full socket is readable already, and a closed one has no device to wake.
+        // If the socket is full, it is readable already. If it is closed, there is no device to
+        // wake.
         let _ = socket.write(&[1]);
     }
 }
 
-/// The device's end: operations of type `T`, held back at first.
+/// The device's end of a gate for operations of type `T`; closed at first.
 pub struct Gate<T> {
     control: GateControl,
     doorbell: UnixStream,
@@ -81,16 +83,16 @@ pub struct Gate<T> {
 /// Outcome of [`Gate::cancel`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cancel {
-    /// The gate does not hold it: it has passed.
+    /// The gate does not hold the operation: it has passed.
     NotHeld,
-    /// The operation is held no more, and has not passed.
+    /// The operation is removed from the gate, and has not passed.
     Cancelled,
-    /// The operation stays held: the test wants it to.
+    /// The operation stays in the gate, as the test has chosen.
     Refused,
 }
 
 impl<T> Gate<T> {
-    /// Makes a closed gate.
+    /// Creates a closed gate.
     ///
     /// # Errors
     /// The host has no pair of sockets.
@@ -110,7 +112,7 @@ impl<T> Gate<T> {
         Ok((gate, control))
     }
 
-    /// Holds `operation` behind those that wait.
+    /// Adds `operation` behind those that wait.
     pub fn hold(&mut self, operation: T) {
         self.held.push_back(operation);
         self.control.state().held = self.held.len();
@@ -130,13 +132,13 @@ impl<T> Gate<T> {
         Some(next)
     }
 
-    /// Whether [`pass`](Self::pass) would give one.
+    /// Returns whether [`pass`](Self::pass) would return an operation.
     pub fn may_pass(&self) -> bool {
         let state = self.control.state();
         (state.open || state.credit != 0) && !self.held.is_empty()
     }
 
-    /// Cancels the operation that `is_it` names.
+    /// Cancels the first held operation for which `is_it` returns true.
     pub fn cancel(&mut self, is_it: impl FnMut(&T) -> bool) -> Cancel {
         let Some(at) = self.held.iter().position(is_it) else {
             return Cancel::NotHeld;
@@ -150,7 +152,7 @@ impl<T> Gate<T> {
         Cancel::Cancelled
     }
 
-    /// A descriptor that is readable once the test has let something pass.
+    /// Returns a descriptor that is readable once the test has released operations.
     pub fn doorbell(&self) -> RawFd {
         self.doorbell.as_raw_fd()
     }
@@ -162,17 +164,17 @@ impl<T> Gate<T> {
     }
 }
 
-/// The type `SlowDisk`: a disk behind a [`Gate`], for the crate `vio` as the caller names it. Unit
-/// tests of `vio` have other types than the crates that use it, so that no type of theirs can be
-/// here.
+/// Defines the type `SlowDisk`, a disk behind a [`Gate`], for the crate `vio` under the name that
+/// the caller passes. A macro, since in unit tests of `vio` the types of that crate differ from
+/// those that this crate could depend on.
 #[macro_export]
 macro_rules! slow_disk {
     ($vio:tt) => {
-        /// An operation that waits: its slot, and what it is to do.
+        /// An operation that waits: its slot, the operation, and its pieces of memory.
         type Held = (u32, $vio::blk::Op, Vec<$vio::blk::Piece>);
 
-        /// A disk whose operations start when a test says so: they reach the disk below, and touch
-        /// memory, then.
+        /// A disk whose operations start when the test releases them. Only then do they reach the
+        /// disk below, and access memory.
         pub struct SlowDisk {
             below: Box<dyn $vio::blk::BlockIo>,
             gate: $crate::Gate<Held>,
@@ -180,7 +182,7 @@ macro_rules! slow_disk {
         }
 
         impl SlowDisk {
-            /// `below`, with everything held back at first.
+            /// Creates a disk in front of `below`, with the gate closed.
             pub fn new(
                 below: Box<dyn $vio::blk::BlockIo>,
             ) -> std::io::Result<(Self, $crate::GateControl)> {
@@ -275,7 +277,7 @@ mod tests {
         assert_eq!(control.held(), 1);
         control.set_open(true);
         assert_eq!([gate.pass(), gate.pass()], [Some(3), None]);
-        // What was released and not used is forgotten.
+        // Credit that was not used is dropped.
         control.release(5);
         control.set_open(false);
         gate.hold(4);

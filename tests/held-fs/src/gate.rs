@@ -1,4 +1,4 @@
-//! Decisions of a test about one file.
+//! The test's control of the operations on one file.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -6,7 +6,7 @@ use std::mem;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-/// Time after which [`Gate::wait_until_held`] takes the test for broken.
+/// Time after which [`Gate::wait_until_held`] fails the test.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A kind of operation.
@@ -27,7 +27,8 @@ impl Kind {
     pub const ALL: [Self; 4] = [Self::Read, Self::Write, Self::Sync, Self::Allocate];
 }
 
-/// An operation that has arrived: runs when called, with the error it is to answer, if any.
+/// An operation that has arrived. Calling it runs the operation, or makes it fail with the given
+/// error number.
 pub(crate) type Operation = Box<dyn FnOnce(Option<i32>) + Send>;
 
 #[derive(Default)]
@@ -40,7 +41,8 @@ struct State {
     refused: [Option<i32>; 4],
 }
 
-/// The test's handle on one file; clones are the same gate. Open at first.
+/// The test's handle of one file; a clone is another handle of the same file. Nothing is held at
+/// first.
 #[derive(Clone)]
 pub struct Gate(Arc<Shared>);
 
@@ -59,7 +61,8 @@ impl Gate {
         }))
     }
 
-    /// Holds operations of these kinds that arrive from now on, beside those held already.
+    /// Holds operations of these kinds that arrive from now on, in addition to the kinds held
+    /// already.
     pub fn hold(&self, kinds: &[Kind]) {
         let mut state = self.state();
         for &kind in kinds {
@@ -86,12 +89,12 @@ impl Gate {
         }
     }
 
-    /// Operations held now.
+    /// Returns the number of operations held now.
     pub fn held(&self) -> usize {
         self.state().held.len()
     }
 
-    /// Holds nothing any more: what was held runs now, in the order of its arrival.
+    /// Ends all holds. The held operations run now, in the order of their arrival.
     pub fn release(&self) {
         let mut state = self.state();
         state.holds = [false; 4];
@@ -102,7 +105,7 @@ impl Gate {
         }
     }
 
-    /// Runs the `count` operations that have been held longest, and goes on holding others.
+    /// Runs the `count` operations that have been held longest. Others stay held.
     pub fn let_through(&self, count: usize) {
         for _ in 0..count {
             let Some((kind, operation)) = self.state().held.pop_front() else {
@@ -112,36 +115,36 @@ impl Gate {
         }
     }
 
-    /// The next operation of this kind to run answers `errno` and does nothing; called again, the
-    /// one after it.
+    /// Makes the next operation of this kind that runs fail with `errno`, without effect. Called
+    /// again, it applies to the one after that.
     pub fn fail_next(&self, kind: Kind, errno: i32) {
         self.state().failures[kind as usize].push_back(errno);
     }
 
-    /// Every operation of this kind that runs from now on answers `errno` and does nothing, as on a
-    /// file system without it.
+    /// Makes every operation of this kind that runs from now on fail with `errno`, without effect,
+    /// as on a file system without that operation.
     pub fn refuse(&self, kind: Kind, errno: i32) {
         self.state().refused[kind as usize] = Some(errno);
     }
 
-    /// Cancels all failures that have not happened yet.
+    /// Ends the effect of `fail_next` and `refuse`.
     pub fn fail_no_more(&self) {
         let mut state = self.state();
         state.failures = Default::default();
         state.refused = Default::default();
     }
 
-    /// Operations of this kind that have arrived, held ones included.
+    /// Returns the number of operations of this kind that have arrived, held ones included.
     pub fn count(&self, kind: Kind) -> u64 {
         self.state().arrived[kind as usize]
     }
 
-    /// The file's bytes as the storage has them, past the file system and its caches.
+    /// Returns the file's content as stored, without the file system and its caches.
     pub fn contents(&self) -> &File {
         &self.0.contents
     }
 
-    /// An operation arrives.
+    /// Holds an operation that arrives, or runs it.
     pub(crate) fn admit(&self, kind: Kind, operation: Operation) {
         let mut state = self.state();
         state.arrived[kind as usize] += 1;
@@ -168,8 +171,8 @@ impl Gate {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // No operation runs under the lock; a waiting test may panic under it, and changes nothing
-        // then.
+        // No operation runs under the lock. A waiting test may panic under it, but does not leave
+        // the state inconsistent.
         self.0
             .state
             .lock()

@@ -1,8 +1,9 @@
-//! A file system whose reads, writes and flushes a test holds back, fails and counts.
+//! A FUSE file system whose reads, writes and flushes a test can hold, fail and count.
 //!
-//! A disk that holds requests *before* the kernel sees them says nothing about the kernel: whether
-//! io_uring can cancel a direct read in flight, what an fsync in a worker thread answers, what
-//! `close` waits for. Here the kernel itself waits, in FUSE, for an answer that the test withholds.
+//! A fake disk that holds requests *before* they reach the kernel says nothing about the kernel:
+//! whether io_uring can cancel a direct read in flight, what an fsync in a worker thread returns,
+//! what `close` waits for. Here the kernel itself waits, in FUSE, for a reply that the test
+//! withholds.
 //!
 //! ```no_run
 //! use held_fs::{HeldFs, Kind};
@@ -17,24 +18,25 @@
 //! flusher.join().unwrap().unwrap();
 //! ```
 //!
-//! One flat directory; each file's bytes lie in a memfd, which [`Gate::contents`] reads past the
-//! file system. Pages are cached as on any file system (writes go through); O_DIRECT bypasses the
-//! cache, and the kernel completes it asynchronously. Locks are the kernel's own. Files in one
-//! mount have a gate each and do not wait for each other.
+//! There is one flat directory. The bytes of each file are in a memfd, which [`Gate::contents`]
+//! accesses directly. Pages are cached as on any file system (writes go through the cache);
+//! O_DIRECT bypasses the cache, and the kernel completes it asynchronously. Locks are the kernel's
+//! own. Each file of a mount has its own gate; files do not wait for each other.
 //!
-//! **What is held** is an operation as the kernel asks for it: read-ahead may make one read of
-//! several, a large write may be cut in pieces, and the page cache answers reads that never come
-//! here. A held fsync or buffered write holds the inode's lock, as it does on a local file system,
-//! so writes behind it wait in the kernel and are not counted as held. An operation of an io_uring
-//! may come only after its owner has entered the kernel some more times.
+//! **What is held** is an operation as the kernel sends it: read-ahead may merge several reads, a
+//! large write may be split, and reads that the page cache answers never arrive here. A held fsync
+//! or buffered write holds the inode's lock, as on a local file system, so writes behind it wait in
+//! the kernel and are not counted as held. An operation of an io_uring may arrive only after its
+//! owner has entered the kernel a few more times.
 //!
-//! io_uring's threads also take buffered writes of different files one after the other if the files
-//! share one of 64 places in a table, so a held one may keep another from coming.
+//! io_uring's threads execute buffered writes of different files one after the other if the files
+//! share one of 64 hash buckets, so a held write may delay another.
 //!
-//! **Ends.** Dropping [`HeldFs`] lets everything through, for ever, and unmounts, also while a
-//! panic unwinds. A process that is killed with operations held could not end: they are not
-//! interruptible, and its io_uring waits for them with the file system's own descriptor open. A
-//! child process therefore waits for this one's threads to go, and aborts the connection then.
+//! **Ends.** Dropping [`HeldFs`] releases everything for good and unmounts, also while a panic
+//! unwinds. A process that is killed with operations held could not end: they are not
+//! interruptible, and its io_uring waits for them while it keeps the file system's own descriptor
+//! open. So a child process waits until the threads of this process have ended, and then aborts the
+//! connection.
 
 mod gate;
 mod server;
@@ -53,9 +55,9 @@ pub use gate::{Gate, Kind};
 use server::{Direct, Files, Server};
 use tempfile::TempDir;
 
-/// Aborts the connection and unmounts once the thread `$2` of process `$1` has gone; `$3` is the
-/// connection, `$4` the mount. The first way needs /sys/fs/fuse/connections, the second root, the
-/// third fusermount.
+/// Shell script: aborts the connection and unmounts once the thread `$2` of process `$1` has ended.
+/// `$3` is the connection, `$4` the mount point. Aborting needs /sys/fs/fuse/connections, umount
+/// needs root, the last line fusermount.
 const WATCH: &str = r#"
 while [ -d "/proc/$1/task/$2" ]; do sleep 0.2; done
 echo 1 >"/sys/fs/fuse/connections/$3/abort"
@@ -65,7 +67,7 @@ umount -l "$4" || fusermount3 -u -z "$4" || fusermount -u -z "$4"
 
 /// A mounted file system, empty at first. Unmounted when dropped.
 pub struct HeldFs {
-    // In the order in which they go: the mount before the directory that it lies on.
+    // Fields are dropped in this order: the mount before the directory that it is mounted on.
     session: Option<fuser::BackgroundSession>,
     watch: Option<Watch>,
     files: Arc<Files>,
@@ -81,7 +83,7 @@ impl fmt::Debug for HeldFs {
 }
 
 impl HeldFs {
-    /// Mounts one on a directory of its own.
+    /// Mounts a file system on a new directory.
     ///
     /// # Errors
     /// FUSE cannot be used here: no `/dev/fuse`, or neither root nor fusermount.
@@ -99,7 +101,7 @@ impl HeldFs {
             direct,
         };
         let session = fuser::Session::new(server, directory.path(), &config)?;
-        // From here on, dropping unmounts.
+        // From here on, dropping `fs` unmounts.
         let mut fs = Self {
             session: Some(session.spawn()?),
             watch: None,
@@ -114,14 +116,14 @@ impl HeldFs {
         Ok(fs)
     }
 
-    /// As [`mount`](Self::mount); where FUSE cannot be used, says why and answers nothing: the test
-    /// is skipped.
+    /// Mounts as [`mount`](Self::mount) does. If FUSE cannot be used, prints the reason and returns
+    /// `None`: the test is skipped.
     pub fn mount_or_skip() -> Option<Self> {
         Self::or_skip(Self::mount())
     }
 
-    /// As [`mount_or_skip`](Self::mount_or_skip), but a direct operation holds the thread that
-    /// makes it, as on a file system without asynchronous I/O.
+    /// Mounts as [`mount_or_skip`](Self::mount_or_skip) does, but a direct operation blocks the
+    /// thread that makes it, as on a file system without asynchronous direct I/O.
     pub fn mount_waiting_or_skip() -> Option<Self> {
         Self::or_skip(Self::mount_with(Direct::Waiting))
     }
@@ -139,7 +141,7 @@ impl HeldFs {
         }
     }
 
-    /// The path of file `name`, which need not exist.
+    /// Returns the path of file `name`, which need not exist.
     pub fn path(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }
@@ -159,15 +161,15 @@ impl HeldFs {
         file.gate.clone()
     }
 
-    /// For a test that makes something whose end waits for held operations, a thread with an
-    /// io_uring say: kept in a variable behind that, this releases them before it ends, also when
-    /// the test panics.
+    /// Returns a guard for tests with an object whose drop waits for held operations, for example a
+    /// thread with an io_uring. Declared after that object, the guard is dropped first, and
+    /// releases the operations even if the test panics.
     #[must_use]
     pub fn release_at_end(&self) -> ReleaseAtEnd {
         ReleaseAtEnd(Arc::clone(&self.files))
     }
 
-    /// The gate of file `name`.
+    /// Returns the gate of file `name`.
     ///
     /// # Panics
     /// If there is no such file.
@@ -179,7 +181,7 @@ impl HeldFs {
     }
 }
 
-/// Lets everything through, for ever, when it is dropped; see [`HeldFs::release_at_end`].
+/// Guard that releases everything for good when it is dropped; see [`HeldFs::release_at_end`].
 #[derive(Debug)]
 pub struct ReleaseAtEnd(Arc<Files>);
 
@@ -192,8 +194,8 @@ impl Drop for ReleaseAtEnd {
 impl Drop for HeldFs {
     fn drop(&mut self) {
         self.files.open_for_ever();
-        // Fails while a process has a file open: its calls are served until this process ends, and
-        // the mount goes now.
+        // This fails while a process has a file open. Its calls are then served until this process
+        // ends, but the mount is removed now.
         drop(self.session.take());
         drop(self.watch.take());
         let at = self.directory.path();
@@ -208,8 +210,9 @@ impl Drop for HeldFs {
     }
 }
 
-/// The child that unmounts if this process is killed, and the thread whose end it waits for: one
-/// that never enters an io_uring ends at once when the process is killed, also while others wait.
+/// The child process that unmounts if this process is killed, and the thread whose end it waits
+/// for. That thread never uses an io_uring, so it ends at once when the process is killed, even
+/// while other threads wait.
 struct Watch {
     child: Child,
     stop: Option<Sender<()>>,

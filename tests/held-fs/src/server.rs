@@ -1,4 +1,4 @@
-//! The answers to the kernel's requests, and the files.
+//! The FUSE server: answers the kernel's requests, and stores the files.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -17,10 +17,10 @@ use rustix::process::{getgid, getuid};
 
 use crate::gate::{Gate, Kind};
 
-/// Validity of names and attributes in the kernel's caches: files change by the kernel's own calls
-/// only.
+/// Validity of names and attributes in the kernel's caches: files change only by calls of the
+/// kernel that serves them.
 const LONG: Duration = Duration::from_secs(3600);
-/// Asynchronous operations that the kernel lets in at once: more than any test holds.
+/// Asynchronous operations that the kernel sends at a time: more than any test holds.
 const MAX_BACKGROUND: u16 = 4096;
 
 /// One file.
@@ -32,11 +32,11 @@ pub(crate) struct Node {
     pub(crate) gate: Gate,
 }
 
-/// The files; inode numbers are places here plus 2, and are not used again.
+/// The files. An inode number is the index here plus 2; indices are not reused.
 #[derive(Debug, Default)]
 pub(crate) struct Files(Mutex<Vec<Node>>);
 
-/// A file that was found.
+/// Result of a look-up of a file.
 pub(crate) struct Found {
     ino: INodeNo,
     perm: u16,
@@ -117,7 +117,7 @@ impl Found {
     }
 }
 
-/// The directory's, and what all files have in common.
+/// Returns the attributes of the directory, which are also the defaults of files.
 fn attr(ino: INodeNo) -> FileAttr {
     FileAttr {
         ino,
@@ -146,7 +146,7 @@ fn errno(error: &io::Error) -> Errno {
     }
 }
 
-/// Runs an operation, unless it is to fail.
+/// Runs an operation, or returns the error that the test has chosen for it.
 fn unless_failed<T>(failure: Option<i32>, run: impl FnOnce() -> io::Result<T>) -> Result<T, Errno> {
     match failure {
         Some(code) => Err(Errno::from_i32(code)),
@@ -154,7 +154,7 @@ fn unless_failed<T>(failure: Option<i32>, run: impl FnOnce() -> io::Result<T>) -
     }
 }
 
-/// Bytes at an offset, fewer at the end of the file.
+/// Reads `size` bytes at an offset; fewer at the end of the file.
 fn read_at(file: &File, offset: u64, size: u32) -> io::Result<Vec<u8>> {
     let mut bytes = vec![0; size as usize];
     let mut len = 0;
@@ -168,12 +168,12 @@ fn read_at(file: &File, offset: u64, size: u32) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Way in which the kernel does operations with O_DIRECT.
+/// Manner in which the kernel makes operations with O_DIRECT.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Direct {
-    /// In flight without a thread that waits for them: they cannot be cancelled.
+    /// In flight without a thread that waits; cannot be cancelled.
     Asynchronous,
-    /// Made by a thread that waits for them.
+    /// A thread makes the operation and waits for it.
     Waiting,
 }
 
@@ -210,7 +210,7 @@ impl Filesystem for Server {
         }
     }
 
-    /// The length; owners, modes and times stay what they are.
+    /// Sets the length only; owner, mode and times are not changed.
     fn setattr(
         &self,
         _req: &Request,
@@ -336,7 +336,7 @@ impl Filesystem for Server {
         );
     }
 
-    /// `close`, of which nothing is to be said.
+    /// `close`: nothing to do.
     fn flush(
         &self,
         _req: &Request,
@@ -387,7 +387,8 @@ impl Filesystem for Server {
         gate.admit(
             Kind::Allocate,
             Box::new(move |failure| {
-                // Memory cannot zero a range, only punch it: EOPNOTSUPP, as from many file systems.
+                // A memfd cannot zero a range, only punch a hole: EOPNOTSUPP, as on many file
+                // systems.
                 let mode = FallocateFlags::from_bits_retain(mode as u32);
                 let run = || Ok(fallocate(own.contents(), mode, offset, length)?);
                 match unless_failed(failure, run) {

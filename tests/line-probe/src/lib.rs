@@ -1,22 +1,23 @@
-//! The line probe: counts, for simulated cores, which accesses need a cache line of another core.
+//! Line probe: counts, for simulated cores, the accesses that need a cache line of another core.
 //!
-//! **What.** The atomics and the [`Lock`] of this crate, which those of `lines` are with its
-//! feature `probe`, note every access in a [`Machine`]: one cache per simulated core, unbounded,
-//! 64-byte lines, each line either held by one core that wrote it or shared by those that read it
-//! (the states of MESI, exclusive and modified taken together). An access is a **remote transfer**
-//! if its line is in another core's cache, and not in its own with the right that the access needs.
+//! **What.** With its feature `probe`, the crate `lines` uses the atomics and the [`Lock`] of this
+//! crate, which record every access in a [`Machine`]: one unbounded cache per simulated core, with
+//! lines of 64 bytes. A line is either exclusive to the core that wrote it last or shared by the
+//! cores that have read it (the states of MESI, with exclusive and modified merged). An access is a
+//! **remote transfer** if its line is in another core's cache, and not in its own with the required
+//! state.
 //!
 //! **How work flows.** One thread drives everything: [`start`], then before each operation
 //! [`set_core`], then [`counts`] or [`stop`]. The machine belongs to the thread; other threads, and
-//! this one before `start`, count nothing. Operations that run to their end one after another never
-//! wait for each other; to show waiting, a harness gives each core a thread, lets one of them run
-//! at a time, hands the machine over with [`take`] and [`resume`], and does so whenever a core
-//! spins ([`on_spin`]). Either way the same program counts the same each time. Re-models add plain
-//! memory by [`touch_read`] and [`touch_write`].
+//! this one before `start`, count nothing. Operations that run to completion one after another
+//! never wait for each other. To model waiting, a harness gives each core a thread and lets one of
+//! them run at a time: it passes the machine on with [`take`] and [`resume`] whenever a core spins
+//! ([`on_spin`]). Either way the counts of a program are repeatable. Models of other algorithms
+//! report accesses to plain memory by [`touch_read`] and [`touch_write`].
 //!
-//! **Left out.** Plain memory (that of one core by design, or a lock's: of it only the first line
-//! is counted, when the guard is used), capacity and conflict misses, the prefetcher's second line,
-//! the cost of fences.
+//! **Left out.** Plain memory (that of one core by design, or the value of a lock, of which only
+//! the first line is counted when the guard is used), capacity and conflict misses, the
+//! prefetcher's second line, the cost of fences.
 //!
 //! ```
 //! use std::sync::atomic::Ordering;
@@ -27,7 +28,7 @@
 //!     line_probe::set_core(core);
 //!     line.fetch_add(1, Ordering::Relaxed);
 //! }
-//! // The first access found the line nowhere, the others found it at the other core.
+//! // No core had the line at the first access; at the others, the other core had it.
 //! assert_eq!(line_probe::stop().map(|counts| counts.transfers()), Some(3));
 //! ```
 #![forbid(unsafe_code)]
@@ -48,8 +49,8 @@ thread_local! {
     static ON_SPIN: RefCell<Option<Rc<dyn Fn()>>> = const { RefCell::new(None) };
 }
 
-/// Runs `action` on this thread's machine, if there is one. A thread that ends may have lost it
-/// already.
+/// Runs `action` on this thread's machine, if there is one. While a thread ends, the machine may be
+/// gone already.
 fn with<R>(action: impl FnOnce(&mut Machine) -> R) -> Option<R> {
     MACHINE
         .try_with(|machine| machine.try_borrow_mut().ok()?.as_mut().map(action))
@@ -57,37 +58,37 @@ fn with<R>(action: impl FnOnce(&mut Machine) -> R) -> Option<R> {
         .flatten()
 }
 
-/// Begins to count on this thread: core 0 works, all caches are empty, all counts 0.
+/// Starts counting on this thread: core 0 works, all caches are empty, all counts are 0.
 pub fn start() {
     resume(Machine::new());
 }
 
-/// Ends counting on this thread; `None` where it had not begun.
+/// Stops counting on this thread. Returns `None` if it had not started.
 pub fn stop() -> Option<Counts> {
     take().map(|machine| machine.counts())
 }
 
-/// Ends counting on this thread and gives the machine, with which another may go on.
+/// Stops counting on this thread and returns the machine, with which another thread may continue.
 pub fn take() -> Option<Machine> {
     MACHINE.with(|machine| machine.borrow_mut().take())
 }
 
-/// Counts on this thread with a machine that has counted before. One that this thread had is
-/// dropped.
+/// Continues counting on this thread with a machine that was taken. A machine that this thread had
+/// is dropped.
 pub fn resume(machine: Machine) {
     MACHINE.with(|current| *current.borrow_mut() = Some(machine));
 }
 
-/// Sets the action of this thread whenever it waits for another core, in place of a pause: to let
-/// that core run.
+/// Sets the action that this thread executes whenever it waits for another core, instead of a
+/// pause: to let that core run.
 pub fn on_spin(action: Option<Rc<dyn Fn()>>) {
     ON_SPIN.with(|current| *current.borrow_mut() = action);
 }
 
-/// A pause in a loop that waits for another core, or what [`on_spin`] says.
+/// Pauses in a loop that waits for another core, or executes the action of [`on_spin`].
 pub fn spin_loop() {
-    // Not borrowed during the call: another thread runs meanwhile, on which this may be called, and
-    // it may be replaced.
+    // Not borrowed during the call: meanwhile another thread runs, which may call this function, or
+    // replace the action.
     let action = ON_SPIN.with(|current| current.borrow().clone());
     match action {
         Some(action) => action(),
@@ -95,7 +96,7 @@ pub fn spin_loop() {
     }
 }
 
-/// From here on `core` works.
+/// Makes `core` the working core.
 ///
 /// # Panics
 /// `core` is [`CORES_MAX`] or more.
@@ -114,13 +115,14 @@ pub fn clear() {
     with(Machine::clear);
 }
 
-/// The lines with the most transfers, with their addresses divided by [`LINE`]; at most `most`.
+/// Returns the lines with the most transfers, at most `most`: their addresses divided by [`LINE`],
+/// and their transfers.
 #[must_use]
 pub fn hottest(most: usize) -> Vec<(usize, u64)> {
     with(|machine| machine.hottest(most)).unwrap_or_default()
 }
 
-/// The working core reads all of `value`: for plain memory in a re-model.
+/// Records that the working core reads all of `value`, which is plain memory.
 pub fn touch_read<T: ?Sized>(value: &T) {
     let (at, len) = (
         std::ptr::from_ref(value).cast::<u8>().addr(),
@@ -129,7 +131,7 @@ pub fn touch_read<T: ?Sized>(value: &T) {
     with(|machine| machine.read(at, len));
 }
 
-/// The working core writes all of `value`.
+/// Records that the working core writes all of `value`.
 pub fn touch_write<T: ?Sized>(value: &T) {
     let (at, len) = (
         std::ptr::from_ref(value).cast::<u8>().addr(),

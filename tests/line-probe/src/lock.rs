@@ -1,4 +1,4 @@
-//! The lock, which reports to the probe when it is taken and given back.
+//! A lock that reports to the probe when it is taken and released.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -11,31 +11,31 @@ use super::{spin_loop, with};
 pub struct Lock<T>(SpinMutex<T>);
 
 impl<T> Lock<T> {
-    /// An open lock around `value`.
+    /// Creates an open lock around `value`.
     pub fn new(value: T) -> Self {
         Self(SpinMutex::new(value))
     }
 
-    /// Spins until the value is ours.
+    /// Spins until the lock is taken.
     #[inline]
     pub fn lock(&self) -> Guard<'_, T> {
         loop {
             if let Some(guard) = self.try_lock() {
                 return guard;
             }
-            // As the lock that this stands for: it looks until the lock is open, and only then
-            // tries to take it.
+            // Like the product's lock, which this one replaces: reads until the lock is open, and
+            // only then attempts to take it.
             while self.is_locked() {
                 spin_loop();
             }
         }
     }
 
-    /// Returns the value, if no core holds it now.
+    /// Takes the lock if no core holds it now.
     #[inline]
     pub fn try_lock(&self) -> Option<Guard<'_, T>> {
         let flag = self.flag();
-        // A compare-and-swap takes the line also when it fails.
+        // A compare-and-swap takes the line exclusively even if it fails.
         with(|machine| machine.write(flag, 1));
         let guard = self.0.try_lock()?;
         with(super::Machine::lock);
@@ -47,12 +47,12 @@ impl<T> Lock<T> {
         self.0.is_locked()
     }
 
-    /// The lock's address stands for its flag's.
+    /// Returns the address of the lock, which represents that of its flag.
     fn flag(&self) -> usize {
         std::ptr::from_ref(self).addr()
     }
 
-    /// Returns the value; `&mut self`: no core can hold it.
+    /// Returns the value without locking: by `&mut self` no core holds the lock.
     #[inline]
     pub fn get_mut(&mut self) -> &mut T {
         self.0.get_mut()
@@ -78,8 +78,8 @@ pub struct Guard<'a, T> {
 }
 
 impl<T> Guard<'_, T> {
-    /// The first byte stands for the value: which parts are used cannot be seen, and a value
-    /// without bytes has none.
+    /// Returns address and length of the value's first byte, which represents the whole value: the
+    /// accessed parts are unknown. A value without bytes has none.
     fn first_byte(&self) -> (usize, usize) {
         let value: &T = &self.guard;
         (std::ptr::from_ref(value).addr(), size_of::<T>().min(1))
@@ -108,7 +108,7 @@ impl<T> DerefMut for Guard<'_, T> {
 
 impl<T> Drop for Guard<'_, T> {
     fn drop(&mut self) {
-        // The store that opens the lock, which follows.
+        // Reports the store that opens the lock; it follows when `guard` is dropped.
         with(|machine| machine.write(self.flag, 1));
     }
 }

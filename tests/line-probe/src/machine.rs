@@ -1,4 +1,4 @@
-//! Caches of simulated cores, as far as ownership of lines goes.
+//! Caches of simulated cores, limited to the ownership of lines.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -6,13 +6,13 @@ use std::hash::{BuildHasherDefault, Hasher};
 /// Bytes of a cache line.
 pub const LINE: usize = 64;
 
-/// Most simulated cores.
+/// Greatest number of simulated cores.
 pub const CORES_MAX: usize = 256;
 
 type Set = [u64; CORES_MAX / 64];
 
-/// Hash of lines' numbers, mixed by one multiplication: no input is chosen to collide, and every
-/// access looks one up.
+/// Hash of line numbers by one multiplication: cheap, since every access does a look-up; input is
+/// not adversarial.
 #[derive(Debug, Clone, Copy, Default)]
 struct Mix(u64);
 
@@ -33,7 +33,7 @@ impl Hasher for Mix {
     }
 }
 
-/// Cores that have a line, and the number of times that it moved.
+/// Cores that have a copy of a line, and the number of its transfers.
 #[derive(Debug, Clone, Copy, Default)]
 struct Line {
     sharers: Set,
@@ -43,22 +43,23 @@ struct Line {
 /// Counts of a machine.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Reads and writes, by line.
+    /// Reads and writes, counted per line.
     pub accesses: u64,
-    /// Accesses to lines no core had: memory serves them, no other core takes part.
+    /// Accesses to lines that no core had: memory serves them.
     pub cold: u64,
     /// Reads of a line that only other cores had.
     pub remote_reads: u64,
     /// Writes to a line that only other cores had.
     pub remote_writes: u64,
-    /// Writes to a line of which other cores had copies beside this core's own: these end.
+    /// Writes to a line that this core had and shared with others, whose copies are invalidated.
     pub upgrades: u64,
     /// Locks taken.
     pub locks: u64,
 }
 
 impl Counts {
-    /// Accesses that needed another core: a line fetched from it, or its copy ended.
+    /// Returns the accesses that needed another core: the line was fetched from it, or its copy was
+    /// invalidated.
     #[must_use]
     pub const fn transfers(&self) -> u64 {
         self.remote_reads + self.remote_writes + self.upgrades
@@ -80,7 +81,7 @@ impl Default for Machine {
 }
 
 impl Machine {
-    /// Empty caches; core 0 works.
+    /// Creates empty caches, with core 0 working.
     #[must_use]
     pub fn new() -> Self {
         Self {
@@ -90,7 +91,7 @@ impl Machine {
         }
     }
 
-    /// From here on `core` works.
+    /// Makes `core` the working core.
     ///
     /// # Panics
     /// `core` is [`CORES_MAX`] or more.
@@ -99,7 +100,7 @@ impl Machine {
         self.core = core;
     }
 
-    /// The counts so far.
+    /// Returns the counts so far.
     #[must_use]
     pub fn counts(&self) -> Counts {
         self.counts
@@ -111,7 +112,7 @@ impl Machine {
         self.lines.values_mut().for_each(|line| line.transfers = 0);
     }
 
-    /// The lines with the most transfers, most first; at most `most`.
+    /// Returns the lines with the most transfers, in descending order; at most `most`.
     #[must_use]
     pub fn hottest(&self, most: usize) -> Vec<(usize, u64)> {
         let lines = self.lines.iter().map(|(at, line)| (*at, line.transfers));
@@ -121,7 +122,7 @@ impl Machine {
         moved
     }
 
-    /// The working core reads `len` bytes at `at`.
+    /// Records that the working core reads `len` bytes at `at`.
     pub fn read(&mut self, at: usize, len: usize) {
         self.each(at, len, |line, word, bit, counts| {
             if line.sharers[word] & bit != 0 {
@@ -137,7 +138,8 @@ impl Machine {
         });
     }
 
-    /// The working core writes `len` bytes at `at`, or reads and writes them in one.
+    /// Records that the working core writes `len` bytes at `at`, or does an atomic
+    /// read-modify-write.
     pub fn write(&mut self, at: usize, len: usize) {
         self.each(at, len, |line, word, bit, counts| {
             let mut own = Set::default();
@@ -159,7 +161,7 @@ impl Machine {
         });
     }
 
-    /// A lock was taken.
+    /// Counts a lock that was taken.
     pub fn lock(&mut self) {
         self.counts.locks += 1;
     }

@@ -1,4 +1,4 @@
-//! Running mutants one after the other.
+//! Runs mutants one after the other.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -11,13 +11,13 @@ use crate::cargo::{self, Binary, Ending};
 use crate::mutant::{Cfg, Expect, Mutant};
 use crate::tree::{self, Copy};
 
-/// Lines of a compiler's or a test's output that a failure shows.
+/// Number of lines of a compiler's or a test's output that a failure shows.
 const SHOWN: usize = 30;
 
-/// Makes mistakes in copies of one tree.
+/// Runner of mutants in copies of one source tree.
 pub struct Runner {
     tree: PathBuf,
-    /// Copies and what is built of them, by cfg.
+    /// Folder of the copies and their builds, by cfg.
     work: PathBuf,
     /// Longest time for a test, without its build.
     pub limit: Duration,
@@ -25,39 +25,39 @@ pub struct Runner {
     _alone: File,
 }
 
-/// The outcome of a mutant.
+/// Result of a mutant.
 #[derive(Debug)]
 pub struct Outcome {
-    /// A line on what was seen, if it is as it should be.
+    /// Summary of the observation if it is as expected, else the failure.
     pub verdict: Result<String, Failure>,
-    /// Copying, building.
+    /// Time of copying and building.
     pub built: Duration,
-    /// The test.
+    /// Time of the test.
     pub ran: Duration,
 }
 
-/// A reason for which a mutant does not pass.
+/// Reason why a mutant does not pass.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Failure {
-    /// Its file says something that it must not.
+    /// The patch file is invalid; the reason.
     Unreadable(String),
-    /// It does not fit the sources (any more).
+    /// The patch does not apply to the sources.
     DoesNotApply(String),
-    /// The compiler's output.
+    /// The mutated sources do not compile; the compiler's output.
     DoesNotCompile(String),
-    /// The package has no such test, or ignores it.
+    /// The package has no such test, or the test is ignored.
     NoSuchTest(String),
-    /// This test does not find the mistake.
+    /// The test of this name does not detect the mistake.
     Green(String),
-    /// A test notices an edit that it cannot notice; its output.
+    /// A test fails for an edit that has no effect; its output.
     Red(String),
-    /// The test fails, without the text that it should print; that text, and its output.
+    /// The test fails, but does not print the expected text; that text, and its output.
     RedForAnotherReason(String, String),
-    /// The test takes too long.
+    /// The test exceeds the time limit.
     TimedOut(Duration),
-    /// The time of the run was over before the test was, which is no fault of either.
+    /// The time of the whole run was over before the test's. Neither is at fault.
     OutOfTime,
-    /// Its process ended, by a signal perhaps; how, and its output.
+    /// The test's process ended abnormally, for example by a signal; the manner, and its output.
     Broken(String, String),
 }
 
@@ -90,7 +90,7 @@ impl fmt::Display for Failure {
 }
 
 impl Failure {
-    /// Lines to be shown with it, indented: the last ones of an output.
+    /// Returns the last lines of the output, indented, for the report.
     #[must_use]
     pub fn details(&self) -> String {
         let output = match self {
@@ -105,7 +105,7 @@ impl Failure {
         last.iter().map(|line| format!("    {line}\n")).collect()
     }
 
-    /// Advice, for a patch that has become stale.
+    /// Returns advice on how to renew a patch that has become stale.
     #[must_use]
     pub fn advice(&self, name: &str, what: &str) -> Option<String> {
         let is_stale = matches!(self, Self::DoesNotApply(_) | Self::DoesNotCompile(_));
@@ -120,10 +120,10 @@ impl Failure {
 }
 
 impl Runner {
-    /// For the tree at `tree`; copies are kept in `work`.
+    /// Creates a runner for the tree at `tree`; copies are kept in `work`.
     ///
     /// # Errors
-    /// Another one is running in `work`, or it cannot be made.
+    /// Another runner is using `work`, or the folder cannot be created.
     pub fn new(tree: &Path, work: &Path, limit: Duration) -> Result<Self> {
         fs::create_dir_all(work)?;
         let alone = File::create(work.join("lock"))?;
@@ -138,13 +138,14 @@ impl Runner {
         })
     }
 
-    /// Whether this mutant's package has been built with its cfg before.
+    /// Returns whether this mutant's package was built with its cfg before.
     #[must_use]
     pub fn has_built(&self, mutant: &Mutant) -> bool {
         self.mark(mutant).is_file()
     }
 
-    /// The file that says so; it goes with the build.
+    /// Returns the path of the file that records such a build. It is in the build folder, so that
+    /// both are removed together.
     fn mark(&self, mutant: &Mutant) -> PathBuf {
         let name = format!("has-built-{}", mutant.head.package);
         self.target(mutant.head.cfg).join(name)
@@ -154,7 +155,7 @@ impl Runner {
         self.work.join(cfg.name()).join("target")
     }
 
-    /// The copy for a cfg, made at its first use.
+    /// Returns the copy of the tree for a cfg, made at its first use.
     fn copy(&mut self, cfg: Cfg) -> Result<&Copy> {
         let known = self.copies.iter().position(|(of, _)| *of == cfg);
         let at = match known {
@@ -168,11 +169,11 @@ impl Runner {
         Ok(&self.copies[at].1)
     }
 
-    /// Makes one mistake in the copy for its cfg, runs its test, and undoes it. A test that is not
-    /// over at `end` has no verdict; a build goes on.
+    /// Applies one mutant to the copy for its cfg, runs its tests, and reverts it. A test that is
+    /// still running at `end` has no verdict; a build is not interrupted.
     ///
     /// # Errors
-    /// Anything that is not the mutant's fault: no Cargo, no room on the disk.
+    /// An error that is not the mutant's fault: no Cargo, no space on the disk.
     pub fn run(&mut self, mutant: &Mutant, end: Option<Instant>) -> Result<Outcome> {
         let began = Instant::now();
         let (target, mark) = (self.target(mutant.head.cfg), self.mark(mutant));
@@ -208,7 +209,7 @@ impl Runner {
     }
 }
 
-/// Runs the tests of a mutant, up to the first that is not what it should be, or to `end`.
+/// Runs the tests of a mutant, until the first with an unexpected result, or until `end`.
 fn test_all(
     binary: &Binary,
     mutant: &Mutant,
@@ -235,7 +236,7 @@ fn test_all(
     }))
 }
 
-/// Judges the end of one test of a mutant.
+/// Judges the result of one test of a mutant.
 fn verdict(test: &str, expect: &Expect, ending: Ending, limit: Duration) -> Result<(), Failure> {
     match (ending, expect) {
         (Ending::Failed(printed), Expect::Red(says)) => match printed.contains(says) {

@@ -1,24 +1,24 @@
-//! Some of the mutants, others at each commit.
+//! Sampling of mutants: a different order for each commit.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-/// Time expected for a mutant of which nothing is known, and the additional time of the first build
-/// of its package with its cfg.
+/// Time assumed for a mutant that was never run, and additional time of the first build of its
+/// package with its cfg.
 pub const UNKNOWN: Duration = Duration::from_secs(30);
 const FIRST_BUILD: Duration = Duration::from_secs(60);
 
-/// The names in an order that depends on the commit.
+/// Returns the names in an order that depends on the commit.
 #[must_use]
 pub fn order(commit: &str, mut names: Vec<String>) -> Vec<String> {
     names.sort_by_cached_key(|name| (hash(commit, name), name.clone()));
     names
 }
 
-/// FNV-1a of both, mixed once more so that the last letters reach the highest bits. Fixed: the same
-/// commit has the same sample everywhere.
+/// Hashes both by FNV-1a, with a final mix so that the last letters affect the highest bits. The
+/// function is fixed, so that a commit has the same sample on every machine.
 fn hash(commit: &str, name: &str) -> u64 {
     let bytes = commit.bytes().chain([0]).chain(name.bytes());
     let hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
@@ -28,12 +28,12 @@ fn hash(commit: &str, name: &str) -> u64 {
     hash ^ hash >> 33
 }
 
-/// The time that each mutant took when it was last run, build and test together.
+/// Time that each mutant took when it was last run, build and test together.
 #[derive(Debug, Default)]
 pub struct Took(BTreeMap<String, u64>);
 
 impl Took {
-    /// Reads the note of earlier runs: lines of a name, a tab and seconds.
+    /// Reads the file of earlier runs. Each line has a name, a tab and seconds.
     #[must_use]
     pub fn read(file: &Path) -> Self {
         let text = fs::read_to_string(file).unwrap_or_default();
@@ -44,15 +44,15 @@ impl Took {
         Self(pairs.collect())
     }
 
-    /// Notes it, rounded up.
+    /// Records a mutant's time, rounded up.
     pub fn note(&mut self, name: &str, took: Duration) {
         self.0.insert(name.to_string(), took.as_secs() + 1);
     }
 
-    /// Writes the note.
+    /// Writes the file.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// The file cannot be written.
     pub fn write(&self, file: &Path) -> std::io::Result<()> {
         let lines = self
             .0
@@ -61,7 +61,8 @@ impl Took {
         fs::write(file, lines.collect::<String>())
     }
 
-    /// Time expected for a mutant, whose package was built with its cfg before or not.
+    /// Returns the time expected for a mutant, depending on whether its package was built with its
+    /// cfg before.
     #[must_use]
     pub fn expected(&self, name: &str, has_built: bool) -> Duration {
         let known = self.0.get(name).copied().map(Duration::from_secs);

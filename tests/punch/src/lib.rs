@@ -1,22 +1,21 @@
-//! Guest memory with holes: a thread really takes pages of a running machine away, and brings each
-//! back when an access needs it. No swapper: the content of absent pages waits in this process. It
-//! shows that nothing else in the machine minds.
+//! Guest memory with holes: a thread removes pages of a running machine and restores each when an
+//! access needs it. There is no swapper: the content of absent pages is kept in this process. This
+//! tests that the rest of the machine tolerates absent pages.
 //!
-//! * [`PunchedRam`]: the memory as the machine's owner reaches it; what is absent is asked for by a
-//!   ticket.
-//! * [`Puncher`]: the thread, the machine's only pager.
+//! * [`PunchedRam`]: the memory as the machine's owner accesses it; an access to an absent page
+//!   returns a ticket.
+//! * [`Puncher`]: the thread, which is the machine's only pager.
 //!
-//! One page's way out: the owner releases it (no lease and no window reaches it, and its accesses
-//! wait from then on); it is unmapped from the guest, whose accesses wait as faults from then on.
-//! Now its content cannot change any more: it is read, and its part of the memory file is punched
-//! out. And back: it is written into the file, mapped for the guest, whose faults that wakes, and
-//! shown to the owner with the ticket that has asked for it. A page that is in the file although it
-//! was punched out has been reached past all this, and is counted.
+//! To remove a page: the owner releases it (no lease and no window refers to it, and its later
+//! accesses wait). It is unmapped from the guest, whose later accesses fault and wait. Now its
+//! content cannot change: it is read, and a hole is punched into the memory file. To restore it:
+//! the content is written into the file, the page is mapped for the guest, which wakes its faults,
+//! and is made present for the owner with the ticket that waits for it. If the file has data for a
+//! page that was punched out, that page was accessed past this protocol; such pages are counted.
 //!
-//! Every page is mapped for the guest before the machine starts, so that only what was taken away
-//! faults.
+//! Every page is mapped for the guest before the machine starts, so that only removed pages fault.
 //!
-//! UNSAFETY: registers memory slots' mappings with userfaultfd, and unmaps pages of theirs.
+//! UNSAFETY: registers mappings of memory slots with userfaultfd, and unmaps pages of them.
 
 mod counts;
 mod memory;

@@ -1,7 +1,7 @@
-//! The memory as the owner reaches it: that of [`GuestRam`], behind a bit for each page.
+//! Guest memory as the owner accesses it: a [`GuestRam`] with a presence bit for each page.
 //!
-//! Threads: accesses and [`let_go`](PhysMem::let_go) come from the owner's thread, which clears
-//! bits; the pager sets them, once what they stand for is in the file.
+//! Threads: accesses and [`let_go`](PhysMem::let_go), which clears presence bits, are made by the
+//! owner's thread. The pager's thread sets a bit once the page's content is in the file.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
@@ -15,11 +15,11 @@ use rustix::event::{EventfdFlags, eventfd};
 /// Last use of a page by a device or a remapping unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Use {
-    /// Nothing: it is the guest's own.
+    /// None: only the guest's vCPUs use it.
     Other,
     /// Data of requests and frames, with their headers and status bytes.
     Buffer,
-    /// A part of a ring, reached by a window.
+    /// A part of a ring, accessed by a window.
     Ring,
     /// Second-level tables of VT-d.
     Table,
@@ -28,7 +28,7 @@ pub enum Use {
 }
 
 impl Use {
-    /// All, by their numbers.
+    /// All uses, in the order of their numbers.
     pub const ALL: [Self; 5] = [
         Self::Other,
         Self::Buffer,
@@ -53,44 +53,44 @@ impl Use {
     }
 }
 
-/// Bit of a page's note: it has come in for a ticket, and was not asked for since.
+/// Flag beside a page's use: the page was brought in for a ticket, and has not been accessed since.
 const HELD: u8 = 0x80;
 
-/// Pages that an access waits for.
+/// An access that waits for absent pages.
 pub(crate) struct PendingAccess {
     pub(crate) ticket: Ticket,
-    /// Number of batches that the owner had released by then.
+    /// Number of batches that the owner had released before this access.
     pub(crate) batches: u64,
-    /// Numbers in the file, and whether they are about to be filled as a whole.
+    /// Page numbers in the file, each with whether the access overwrites the page completely.
     pub(crate) pages: Vec<(u64, bool)>,
 }
 
 struct Shared {
     ram: GuestRam,
-    /// A bit for each page of the file: devices may touch it.
+    /// Presence bits, one for each page of the file: devices may access the page.
     present: Box<[AtomicU64]>,
-    /// A [`Use`] and [`HELD`] for each.
+    /// For each page its [`Use`] and the flag [`HELD`].
     notes: Box<[AtomicU8]>,
     asked: Mutex<Vec<PendingAccess>>,
     tickets: AtomicU64,
-    /// Batches that the owner has released. Relaxed: it is written by the owner's thread, which
-    /// sends the answer behind it.
+    /// Number of batches that the owner has released. Relaxed: the owner's thread writes it before
+    /// it sends the answer.
     batches: AtomicU64,
-    /// The page that was looked up last, if any was.
+    /// The page that was looked up last, or `u64::MAX`.
     last: AtomicU64,
     wake: OwnedFd,
 }
 
-/// Guest memory of which pages may be absent. A clone is another handle to the same memory.
+/// Guest memory whose pages may be absent. A clone is another handle of the same memory.
 #[derive(Clone)]
 pub struct PunchedRam(Arc<Shared>);
 
 impl PunchedRam {
-    /// `ram`, all of it there. It has to be of pages of 4 KiB
+    /// Creates the memory with every page of `ram` present. `ram` has to consist of pages of 4 KiB
     /// ([`HugePages::Never`](guest_mem::HugePages::Never)).
     ///
     /// # Errors
-    /// No more descriptors.
+    /// No descriptor is left for an eventfd.
     pub fn new(ram: GuestRam) -> std::io::Result<Self> {
         let pages: u64 = ram.regions().iter().map(|r| r.len / PAGE_SIZE).sum();
         let words = pages.div_ceil(64);
@@ -110,17 +110,17 @@ impl PunchedRam {
         &self.0.ram
     }
 
-    /// Readable when something was asked for.
+    /// Returns the eventfd, readable when an access waits for pages.
     pub(crate) fn wake_fd(&self) -> BorrowedFd<'_> {
         self.0.wake.as_fd()
     }
 
-    /// Pages of the file.
+    /// Returns the number of pages of the file.
     pub(crate) fn pages(&self) -> u64 {
         self.0.notes.len() as u64
     }
 
-    /// Takes the requests for pages since the last call.
+    /// Takes the accesses that have started to wait since the last call.
     pub(crate) fn take_asked(&self) -> Vec<PendingAccess> {
         let mut asked = self.0.asked.lock().unwrap_or_else(PoisonError::into_inner);
         std::mem::take(&mut asked)
@@ -130,25 +130,25 @@ impl PunchedRam {
         Use::of_number(self.0.notes[page as usize].load(Ordering::Relaxed) & !HELD)
     }
 
-    /// Returns the number of batches that the owner has released, its last answer among them.
+    /// Returns the number of batches that the owner has released, the last answered one included.
     pub(crate) fn batches(&self) -> u64 {
         self.0.batches.load(Ordering::Relaxed)
     }
 
-    /// Until a device touches it, it stays.
+    /// Holds the page: it is not released until a device has accessed it.
     pub(crate) fn hold(&self, page: u64) {
         self.0.notes[page as usize].fetch_or(HELD, Ordering::Relaxed);
     }
 
-    /// From now on devices may touch it. Only what was absent is shown: the owner may have let the
-    /// page go since it was asked for, in an answer that has not been read.
+    /// Sets the presence bit. The pager calls this for absent pages only: a page that is present
+    /// may have been released by the owner meanwhile, in an answer that the pager has not read.
     pub(crate) fn show(&self, page: u64) {
         // Release pairs with the load in `is_present`: a thread that sees the bit sees the bytes
         // written into the file.
         self.0.present[page as usize / 64].fetch_or(1 << (page % 64), Ordering::Release);
     }
 
-    /// Ends the hold: as far as can be known, no access waits for the page any more.
+    /// Ends the hold: presumably no access waits for the page any more.
     pub(crate) fn unhold(&self, page: u64) {
         self.0.notes[page as usize].fetch_and(!HELD, Ordering::Relaxed);
     }
@@ -157,7 +157,7 @@ impl PunchedRam {
         self.0.present[page as usize / 64].load(Ordering::Acquire) >> (page % 64) & 1 != 0
     }
 
-    /// The number in the file of the page that `gpa` lies in.
+    /// Returns the number in the file of the page that contains `gpa`.
     pub(crate) fn page_at(&self, gpa: Gpa) -> Option<u64> {
         let regions = self.0.ram.regions().iter();
         let mut found = regions.filter_map(|region| {
@@ -167,9 +167,10 @@ impl PunchedRam {
         found.next()
     }
 
-    /// Notes that the `len` bytes at `gpa` are used so, and appends the absent pages among theirs.
+    /// Records the use of the `len` bytes at `gpa`, and appends the absent pages among theirs to
+    /// `absent`.
     fn look(&self, gpa: Gpa, len: u64, intent: Intent, what: Use, absent: &mut Vec<(u64, bool)>) {
-        // What is not RAM is for the RAM to say.
+        // An address outside RAM is left to the RAM's own check.
         let last = gpa.checked_add(len.max(1) - 1);
         let ends = (self.page_at(gpa), last.and_then(|last| self.page_at(last)));
         let (Some(first), Some(last)) = ends else {
@@ -177,7 +178,7 @@ impl PunchedRam {
         };
         for page in first..=last {
             let note = &self.0.notes[page as usize];
-            // A ring's page is looked up like data when its window is renewed.
+            // When a window of a ring is refreshed, its page is looked up like a data buffer.
             let is_ring = self.use_of(page) == Use::Ring && what == Use::Buffer;
             if is_ring {
                 note.fetch_and(!HELD, Ordering::Relaxed);
@@ -211,9 +212,9 @@ impl PunchedRam {
         Err(Stop::Pending(ticket))
     }
 
-    /// Makes the pager look.
+    /// Wakes the pager.
     pub(crate) fn wake(&self) {
-        // A full counter is readable all the same.
+        // If the counter is full, the eventfd is readable already.
         let _ = rustix::io::write(&self.0.wake, &1_u64.to_ne_bytes());
     }
 
@@ -275,7 +276,7 @@ impl PhysMem for PunchedRam {
                 continue;
             };
             if self.0.notes[page as usize].load(Ordering::Relaxed) & HELD == 0 {
-                // The pager, who sees this in the answer, is the only one to set it again.
+                // Only the pager sets the bit again, after it has read this answer.
                 self.0.present[page as usize / 64]
                     .fetch_and(!(1 << (page % 64)), Ordering::Relaxed);
                 gone |= bit;
@@ -284,7 +285,7 @@ impl PhysMem for PunchedRam {
         gone
     }
 
-    /// The caller has just looked up the page to which its new window points: it is a ring's.
+    /// A new window calls this after the look-up of its page: so that page belongs to a ring.
     fn keep_alive(&self) -> KeepAlive {
         let last = self.0.last.load(Ordering::Relaxed);
         if let Some(note) = self.0.notes.get(last as usize) {

@@ -1,4 +1,4 @@
-//! The thread that takes pages away and brings them back.
+//! The thread that removes pages and restores them.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -21,23 +21,23 @@ use crate::counts::Counts;
 use crate::memory::{PunchedRam, Use};
 
 const PAGE: usize = PAGE_SIZE as usize;
-/// Between two batches.
+/// Time between two batches.
 const PACE: Duration = Duration::from_millis(2);
-/// Time for which a page that has come for a ticket stays although no access asks for it: its
+/// Time for which a page that was restored for a ticket is held although no access needs it: the
 /// device may have been reset.
 const HELD_FOR: Duration = Duration::from_secs(2);
-/// Most absent pages at a time. Pages that no access asks for would stay away, and the guest would
-/// have too few left and only wait: so the oldest come back by themselves.
+/// Greatest number of absent pages. Pages that no access needs would stay absent, until the guest
+/// had too few left and only waited. So beyond this number the oldest are restored.
 const ABSENT: usize = 1024;
-/// Batches after which it reads anew which pages devices use.
+/// Number of batches after which the set of pages in use by devices is read again.
 const LOOK_EVERY: u32 = 16;
 
-/// Tasks of the thread.
+/// Tasks of the thread: remove and restore pages, restore only, end.
 const PUNCH: u8 = 0;
 const SERVE: u8 = 1;
 const END: u8 = 2;
 
-/// The thread. It has to be stopped, behind the last vCPU and the owner.
+/// The thread. It has to be stopped after the last vCPU and the owner.
 pub struct Puncher {
     thread: JoinHandle<Counts>,
     task: Arc<AtomicU8>,
@@ -46,11 +46,12 @@ pub struct Puncher {
 }
 
 impl Puncher {
-    /// Begins to take pages of `ram` away once a device has used it. `slots` are the mappings that
-    /// the guest's memory slots show, one for each region; `owner` is whose memory it is.
+    /// Starts to remove pages of `ram` once a device has used it. `slots` are the mappings of the
+    /// guest's memory slots, one for each region; `owner` is the handle of the owner of this
+    /// memory.
     ///
     /// # Errors
-    /// The kernel's, for instance that faults of the kernel cannot be served.
+    /// The kernel's error, for example if userfaultfd may not serve faults of the kernel.
     pub fn start<O: 'static>(
         ram: PunchedRam,
         slots: Vec<Arc<SlotMapping>>,
@@ -68,18 +69,18 @@ impl Puncher {
         })
     }
 
-    /// Pages taken away so far.
+    /// Returns the number of pages removed so far.
     pub fn punched(&self) -> u64 {
         self.punched.load(Ordering::Relaxed)
     }
 
-    /// Takes no more pages away; what is absent comes back as it is wanted.
+    /// Stops to remove pages. Absent pages are still restored on access.
     pub fn rest(&self) {
         self.task.fetch_max(SERVE, Ordering::Relaxed);
         self.ram.wake();
     }
 
-    /// Ends the thread; what it has done.
+    /// Ends the thread. Returns its counts.
     pub fn stop(self) -> Counts {
         self.task.store(END, Ordering::Relaxed);
         self.ram.wake();
@@ -87,7 +88,7 @@ impl Puncher {
     }
 }
 
-/// A page that was taken away.
+/// A page that was removed.
 struct Absent {
     /// Its content.
     bytes: Box<[u8; PAGE]>,
@@ -95,7 +96,7 @@ struct Absent {
     batch: u64,
 }
 
-/// A question to the owner: which pages, and what it answers.
+/// A request to the owner to release pages, and its pending answer.
 struct Question {
     pages: Vec<u64>,
     answer: Answer<u32>,
@@ -109,11 +110,11 @@ struct Thread<O> {
     task: Arc<AtomicU8>,
     punched: Arc<AtomicU64>,
     absent: HashMap<u64, Absent>,
-    /// Pages in the order in which they went; some are back.
+    /// Absent pages, oldest first; some entries are restored already.
     order: VecDeque<u64>,
     held: VecDeque<(Instant, u64)>,
     question: Option<Question>,
-    /// Pages that devices use, when last looked.
+    /// Pages that devices use, as of the last look.
     used: Vec<u64>,
     batches: u32,
     last: Instant,
@@ -130,7 +131,7 @@ impl<O: 'static> Thread<O> {
     ) -> io::Result<Self> {
         for slot in &slots {
             let start = std::ptr::with_exposed_provenance_mut(slot.hva().raw() as usize);
-            // SAFETY: the mapping is ours, and populating it changes nothing of what it holds.
+            // SAFETY: the mapping is this process's, and populating it does not change its content.
             unsafe { madvise(start, slot.len() as usize, Advice::LinuxPopulateWrite) }?;
         }
         let offsets = ram.ram().regions().iter().map(|region| region.fd_offset);
@@ -162,20 +163,20 @@ impl<O: 'static> Thread<O> {
                 return self.counts;
             }
             if let Err(error) = self.turn(task == PUNCH) {
-                // A vCPU that waits for a fault waits for ever: better to end here, with the
+                // A vCPU that waits for a fault would wait for ever, so the thread ends with the
                 // reason.
                 panic!("a page of guest memory cannot be moved: {error}");
             }
         }
     }
 
-    /// Serves all that wait, and goes on with taking away. Never waits for the owner: it may itself
-    /// wait for a vCPU that waits for a fault to be served.
+    /// Serves all waiting accesses, then continues to remove pages. Never blocks on the owner,
+    /// which may itself wait for a vCPU that waits for a fault to be served.
     fn turn(&mut self, punches: bool) -> io::Result<()> {
         self.wait();
         let all_asked = self.ram.take_asked();
-        // A request for a page that was released comes behind the answer that released it: first
-        // the page goes, then it comes back. (A request from before meant an earlier absence.)
+        // A request for a page comes after the answer that released it, so the answer is processed
+        // first. (A request from before that refers to an earlier absence.)
         if let Some(question) = &self.question
             && let Some(gone) = question.answer.try_take()
         {
@@ -201,7 +202,7 @@ impl<O: 'static> Thread<O> {
                 }
                 self.held.push_back((Instant::now(), page));
             }
-            // An owner that has ended waits for nothing.
+            // If the owner has ended, no access waits.
             let _ = self.owner.send(Request::TicketDone(asked.ticket, Ok(())));
         }
         while let Some((since, page)) = self.held.front()
@@ -225,12 +226,12 @@ impl<O: 'static> Thread<O> {
             tv_sec: 0,
             tv_nsec: 1_000_000,
         };
-        // Interrupted is a turn for nothing.
+        // After EINTR the turn has nothing to do.
         let _ = poll(fds, Some(&limit));
         let _ = rustix::io::read(self.ram.wake_fd(), &mut [0_u8; 8]);
     }
 
-    /// Asks the owner for a batch: half of it pages that devices use.
+    /// Asks the owner to release a batch of pages, of which devices use about half.
     fn ask(&mut self) {
         self.last = Instant::now();
         if self.batches.is_multiple_of(LOOK_EVERY) {
@@ -266,7 +267,7 @@ impl<O: 'static> Thread<O> {
         }
     }
 
-    /// Takes away those pages of the question that the owner has released.
+    /// Removes those pages of the request that the owner has released.
     fn punch(&mut self, gone: u32) -> io::Result<()> {
         let Some(Question { pages, .. }) = self.question.take() else {
             return Ok(());
@@ -293,16 +294,16 @@ impl<O: 'static> Thread<O> {
         Ok(())
     }
 
-    /// Puts a page back that is absent, maps it for the guest and shows it to the owner; returns
-    /// whether it was absent. Its bytes are not needed if it is about to be filled by an access
-    /// that asked when `filled` batches had been released. The same page may be asked for twice: by
-    /// the second time it may have come back, been filled, and gone again with what it was filled
-    /// with.
+    /// Restores a page if it is absent, maps it for the guest and makes it present for the owner.
+    /// Returns whether it was absent. Its content is not needed if an access overwrites it
+    /// completely that started when `filled` batches had been released. A page may have two
+    /// requests: by the second one it may have been restored, overwritten, and removed again with
+    /// the new content.
     fn bring_back(&mut self, page: u64, filled: Option<u64>) -> io::Result<bool> {
         let absent = self.absent.remove(&page);
         if let Some(Absent { mut bytes, batch }) = absent {
             let at = page * PAGE_SIZE;
-            // The next data from there on: of a hole something further on, or nothing at all.
+            // Finds the next data from there on: in a hole, data further on or none at all.
             if seek(&self.file, SeekFrom::Data(at)) == Ok(at) {
                 self.counts.trespasses += 1;
             }

@@ -1,29 +1,29 @@
-//! Models of more cores, and longer ones, than loom can explore: under `--cfg shuttle` every access
-//! to an atomic and every lock of `lines` is a point at which a test may let another thread run,
-//! and which one does is chosen at random.
+//! Models with more cores and longer histories than loom can explore. Under `--cfg shuttle` every
+//! access to an atomic and every lock of `lines` is a point at which another thread may be
+//! scheduled, chosen at random.
 //!
-//! **Work flow.** A test gives [`holds`] a closure that makes a world, starts [threads](thread),
-//! joins them and looks whether all is well; it runs some thousands of times under two schedulers:
-//! *random* (any thread that can run, at each point) and *PCT* (priorities that change at few
-//! points: A Randomized Scheduler with Probabilistic Guarantees of Finding Bugs, ASPLOS 2010). What
-//! the closure itself chooses it takes from [`any`]. A model that cannot fail proves nothing:
-//! `tests/mutants` makes the mistakes that it must find, in a copy of the code under test; what the
-//! model's own threads do wrong on purpose [`finds`] sees come to light.
+//! **Work flow.** A test gives [`holds`] a closure that creates the objects, starts
+//! [threads](thread), joins them and checks the result. It runs some thousands of times under two
+//! schedulers: *random* (any runnable thread, at each point) and *PCT* (priorities that change at
+//! few points: A Randomized Scheduler with Probabilistic Guarantees of Finding Bugs, ASPLOS 2010).
+//! The closure's own random choices come from [`any`]. A model that cannot fail proves nothing:
+//! `tests/mutants` makes mistakes in a copy of the code under test, which the model must detect;
+//! [`finds`] checks that mistakes of the model's own threads are detected.
 //!
-//! **Seeds** are fixed, so that a run repeats. On a failure the scheduler's name, its seed and the
-//! number of the execution are printed, and what shuttle prints itself: for *random*, a seed that
-//! makes the failing execution the first one (`SHUTTLE_RANDOM_SEED=…`). `SHUTTLE_TIMES=n` runs each
-//! model n times as often. With another `SHUTTLE_RANDOM_SEED` everything takes other ways.
+//! **Seeds** are fixed, so that a run is repeatable. On a failure, the scheduler's name, its seed
+//! and the number of the execution are printed, beside shuttle's own message: for *random*, a seed
+//! that makes the failing execution the first one (`SHUTTLE_RANDOM_SEED=…`). `SHUTTLE_TIMES=n` runs
+//! each model n times as often. Another `SHUTTLE_RANDOM_SEED` selects other schedules.
 //!
-//! **A mistake is noted, not thrown** ([`fail`]): a thread that unwinds while others run takes
+//! **A mistake is recorded, not thrown** ([`fail`]): a thread that unwinds while others run takes
 //! locks and stores to atomics in its destructors, and a second panic there ends the process. A
-//! thread that finds [`has_failed`] ends; [`holds`] panics in the end. Assertions of the code under
-//! test panic nevertheless.
+//! thread that finds [`has_failed`] returns; [`holds`] panics at the end. Assertions of the code
+//! under test panic nevertheless.
 //!
-//! **What is not seen.** shuttle treats every access as sequentially consistent and knows no
-//! fences: a mistake in an ordering (a relaxed swap that should be a release) cannot be found here.
-//! That is loom's part, and comes first; this is for what takes more threads or a longer history
-//! than loom's.
+//! **Not detected.** shuttle treats every access as sequentially consistent and ignores fences, so
+//! a mistake in a memory ordering (a relaxed swap that should be a release) cannot be found here.
+//! That is the task of loom's models, which come first; this crate is for models that need more
+//! threads or a longer history.
 
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -35,14 +35,16 @@ use shuttle::{Config, FailurePersistence, MaxSteps, Runner};
 
 pub use shuttle::thread;
 
-/// The seed of both schedulers.
+/// Seed of both schedulers.
 const SEED: u64 = 0x9e37_79b9_7f4a_7c15;
-/// Points at which PCT changes priorities in an execution, plus one: most mistakes need one or two.
+/// PCT's depth: one more than the points at which it changes priorities in an execution. Most bugs
+/// need one or two such points.
 const DEPTH: usize = 4;
-/// A page of a model is an array of atomics that shuttle makes large, on the stack.
+/// Stack of a thread. A page of a model is an array of atomics on the stack, which shuttle makes
+/// large.
 const STACK_BYTES: usize = 1 << 20;
-/// Steps of an execution: no model here comes near; one that does waits for something that never
-/// comes.
+/// Greatest number of steps of an execution. Models here need far fewer; one that reaches it waits
+/// for an event that never occurs.
 const MAX_STEPS: usize = 200_000;
 
 thread_local! {
@@ -50,27 +52,27 @@ thread_local! {
     static FAILED: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// Notes what is wrong. The first note of an execution counts.
+/// Records a failure. Only the first of an execution counts.
 pub fn fail(what: impl ToString) {
     FAILED.with_borrow_mut(|failed| {
         failed.get_or_insert_with(|| what.to_string());
     });
 }
 
-/// Whether something is wrong in this execution already.
+/// Returns whether this execution has failed already.
 #[must_use]
 pub fn has_failed() -> bool {
     FAILED.with_borrow(Option::is_some)
 }
 
-/// A number from 0 to `below` - 1, the same when an execution is repeated.
+/// Returns a number from 0 to `below` - 1, the same when an execution is repeated.
 #[must_use]
 pub fn any(below: u64) -> u64 {
     shuttle::rand::thread_rng().next_u64() % below
 }
 
-/// A point at which another thread may run: for models whose own steps touch nothing that is
-/// shuttle's, so that what lies between two points happens at once.
+/// Adds a scheduling point: for models whose own steps use none of shuttle's types, so that the
+/// steps between two points are atomic.
 pub fn point() {
     let nothing = shuttle::sync::atomic::AtomicBool::new(false);
     let _ = nothing.load(std::sync::atomic::Ordering::SeqCst);
@@ -79,7 +81,7 @@ pub fn point() {
 /// Runs `model` `times` times under each scheduler.
 ///
 /// # Panics
-/// Something was wrong in one execution.
+/// If an execution fails.
 pub fn holds(times: usize, model: impl Fn() + Send + Sync + 'static) {
     let model = Arc::new(model);
     for kind in KINDS {
@@ -90,11 +92,11 @@ pub fn holds(times: usize, model: impl Fn() + Send + Sync + 'static) {
     }
 }
 
-/// Whether one of the schedulers finds something wrong whose description contains `what`, in at
+/// Returns whether one of the schedulers finds a failure whose description contains `what`, in at
 /// most `times` executions.
 ///
 /// # Panics
-/// Something else was wrong.
+/// If another failure is found.
 #[must_use]
 pub fn finds(times: usize, what: &str, model: impl Fn() + Send + Sync + 'static) -> bool {
     let model = Arc::new(model);
@@ -148,7 +150,7 @@ fn run(
     config.max_steps = MaxSteps::FailAfter(MAX_STEPS);
     config.silence_warnings = true;
     config.failure_persistence = match kind {
-        // It prints its seed, which does.
+        // The random scheduler prints its seed, which suffices to repeat the failure.
         Kind::Random => FailurePersistence::None,
         Kind::Pct => FailurePersistence::Print,
     };
@@ -179,8 +181,8 @@ fn run(
     })
 }
 
-/// Notes the messages of panics of the code under test as well: shuttle has a text of its own for
-/// them.
+/// Also records the messages of panics of the code under test, for which shuttle reports a text of
+/// its own.
 fn note_panics() {
     static ONCE: std::sync::Once = std::sync::Once::new();
     ONCE.call_once(|| {

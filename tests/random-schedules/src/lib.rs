@@ -1,8 +1,8 @@
-//! Models of more cores, and longer ones, than loom can explore: a test's threads under schedules
-//! that are chosen at random.
+//! Models with more cores and longer histories than loom can explore: the threads of a test run
+//! under randomly chosen schedules.
 //!
-//! Everything here is there under `--cfg shuttle` only; `explore` says how it works and what it
-//! cannot see.
+//! This crate is empty without `--cfg shuttle`. The module `explore` describes how it works and
+//! what it cannot detect.
 #![forbid(unsafe_code)]
 
 #[cfg(shuttle)]

@@ -1,5 +1,4 @@
-//! Random numbers for tests and measuring programs: repeatable, cheap, and good for nothing secret.
-//! xorshift64*.
+//! Random numbers for tests and benchmarks by xorshift64*: repeatable, cheap, not for cryptography.
 //!
 //! ```
 //! let mut random = seeded::Random::new(7);
@@ -10,12 +9,12 @@
 
 const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// A stream of numbers; the same seed gives the same ones.
+/// A stream of random numbers, determined by its seed.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
 impl Random {
-    /// Any seed will do.
+    /// Creates a stream; any seed is valid.
     pub fn new(seed: u64) -> Self {
         let mut random = Self(seed.wrapping_mul(GOLDEN) | 1);
         random.bits();
@@ -23,12 +22,13 @@ impl Random {
         random
     }
 
-    /// The stream of thread or core `id`: unlike [`new`](Self::new), from the first state on.
+    /// Creates the stream of thread or core `id`. Unlike [`new`](Self::new), it does not skip the
+    /// first states.
     pub const fn of_core(id: usize) -> Self {
         Self(GOLDEN.wrapping_mul(id as u64 + 1))
     }
 
-    /// Sixty-four bits, of which the upper ones are the better ones.
+    /// Returns 64 random bits, of which the upper ones have the better quality.
     #[inline]
     pub fn bits(&mut self) -> u64 {
         self.0 ^= self.0 >> 12;
@@ -37,31 +37,32 @@ impl Random {
         self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
     }
 
-    /// Less than `end`, which is not 0; without the modulo's bias, and without its division.
+    /// Returns a number less than `end`, which is not 0: without the modulo's bias, and without its
+    /// division.
     #[inline]
     pub fn below(&mut self, end: u64) -> u64 {
         ((u128::from(self.bits()) * u128::from(end)) >> 64) as u64
     }
 
-    /// From 0 to 99.
+    /// Returns a number from 0 to 99.
     #[inline]
     pub fn percent(&mut self) -> u8 {
         self.below(100) as u8
     }
 
-    /// A number from 0 up to 1, 1 excluded.
+    /// Returns a number from 0 up to 1, 1 excluded.
     pub fn part(&mut self) -> f64 {
         (self.bits() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    /// Whether something that happens in `part` (0 to 1) of all cases happens now.
+    /// Returns true with the probability `part` (0 to 1).
     pub fn chance(&mut self, part: f64) -> bool {
         self.part() < part
     }
 
-    /// Exponentially distributed with mean 1.
+    /// Returns an exponentially distributed number with mean 1.
     pub fn exponential(&mut self) -> f64 {
-        // In (0, 1], so that the logarithm is finite.
+        // The argument is in (0, 1], so that the logarithm is finite.
         -(1.0 - self.part()).ln()
     }
 
@@ -75,7 +76,7 @@ impl Random {
         1 + ((1.0 - self.part()).ln() / survives.ln()) as u64
     }
 
-    /// Fills `bytes`.
+    /// Fills `bytes` with random bytes.
     pub fn fill(&mut self, bytes: &mut [u8]) {
         for chunk in bytes.chunks_mut(8) {
             let word = self.bits().to_le_bytes();

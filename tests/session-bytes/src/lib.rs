@@ -1,5 +1,5 @@
-//! Any bytes, with descriptors anywhere, through receiver and session of `vhost-user`: the body of
-//! a fuzz target, and of the property tests of this crate.
+//! Feeds arbitrary bytes, with descriptors at any position, to the receiver and the session of
+//! `vhost-user`: the body of a fuzz target, and of the property tests of this crate.
 #![forbid(unsafe_code)]
 
 use std::fs::File;
@@ -10,14 +10,14 @@ use vhost_user::backend::{
 use vhost_user::channel::{Assembler, DEFAULT_MAX_PAYLOAD, Sender};
 use vhost_user::wire::feature;
 
-/// Feeds `data` to a session that offers everything, and answers its events.
+/// Feeds `data` to a session that offers all features, and answers its events.
 ///
-/// The first byte says which events the daemon refuses; then come chunks, each a byte with the
-/// number of bytes (lower six bits) and of descriptors that come with them (upper two), then those
-/// bytes.
+/// The first byte selects the events that the daemon refuses. Chunks follow: each is a byte with
+/// the number of bytes (lower six bits) and of descriptors that arrive with them (upper two bits),
+/// then those bytes.
 ///
 /// # Panics
-/// If what arrives can break an invariant: that is what it looks for.
+/// If the input breaks an invariant of the session.
 pub fn feed(data: &[u8]) {
     let config = Config {
         features: feature::ACCESS_PLATFORM | feature::RING_PACKED | 0xff,
@@ -76,7 +76,7 @@ pub fn feed(data: &[u8]) {
     }
 }
 
-/// Checks the promises of the session about an event, and answers as a daemon would.
+/// Checks the session's guarantees about an event, and answers as a daemon would.
 fn answer(event: Event, is_refused: bool) -> Result<Answer, Refusal> {
     if is_refused {
         return Err(Refusal("out of luck".into()));

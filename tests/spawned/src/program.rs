@@ -1,4 +1,4 @@
-//! A program as a child that the test starts and ends.
+//! A child process that the test starts and ends.
 
 use std::fs::File;
 use std::io::Read;
@@ -11,12 +11,12 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Time within which every expected event must happen.
+/// Time limit for every expected event.
 pub const PATIENCE: Duration = Duration::from_secs(20);
-/// Time that an end may take.
+/// Time limit for the end of a program.
 pub const END_LIMIT: Duration = Duration::from_secs(2);
 
-/// Waits until `done`; panics when that takes too long.
+/// Waits until `done` returns true; panics after the time limit.
 #[track_caller]
 pub fn until(what: &str, mut done: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
@@ -26,32 +26,32 @@ pub fn until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// A running program; killed if the test does not see its end.
+/// A running program; killed when dropped.
 pub struct Program {
     child: Child,
     said: Arc<Mutex<Vec<u8>>>,
     reader: Option<JoinHandle<()>>,
 }
 
-/// End of a program.
+/// Result of a program.
 #[derive(Debug)]
 pub struct ProgramOutput {
     /// Exit status; `None`: killed by a signal.
     pub status: Option<i32>,
-    /// From the last signal.
+    /// Time since the last signal.
     pub took: Duration,
-    /// Its standard error, if that was a pipe of ours.
+    /// Its standard error, if that was a pipe to the test.
     pub said: String,
 }
 
-/// `program` with these arguments.
+/// Returns a command for `program` with these arguments.
 pub fn command(program: &str, args: &[&str]) -> Command {
     let mut command = Command::new(program);
     command.args(args);
     command
 }
 
-/// `program run` of this kernel, without an IOMMU.
+/// Returns a command for `program run` with this kernel, without an IOMMU.
 pub fn run_of(program: &str, kernel: &Path) -> Command {
     let mut command = command(
         program,
@@ -62,7 +62,7 @@ pub fn run_of(program: &str, kernel: &Path) -> Command {
 }
 
 impl Program {
-    /// Starts it; its standard error is read in the background unless `command` says where it goes.
+    /// Starts the program. If `is_error_read`, its standard error is read in the background.
     pub fn start(mut command: Command, is_error_read: bool) -> Self {
         if is_error_read {
             command.stderr(Stdio::piped());
@@ -77,12 +77,12 @@ impl Program {
         }
     }
 
-    /// Its standard output, for the caller to read, or not to read.
+    /// Takes its standard output, for the caller to read, or not to read.
     pub fn output(&mut self) -> OwnedFd {
         self.child.stdout.take().unwrap().into()
     }
 
-    /// Its standard input.
+    /// Takes its standard input.
     pub fn input(&mut self) -> File {
         File::from(OwnedFd::from(self.child.stdin.take().unwrap()))
     }
@@ -92,7 +92,7 @@ impl Program {
         String::from_utf8_lossy(&self.said.lock().unwrap()).into_owned()
     }
 
-    /// Waits until it has said this.
+    /// Waits until its standard error contains this text.
     #[track_caller]
     pub fn wait_for(&self, text: &str) {
         let deadline = Instant::now() + PATIENCE;
@@ -106,7 +106,7 @@ impl Program {
         }
     }
 
-    /// Its process.
+    /// Returns its process id.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
@@ -117,12 +117,12 @@ impl Program {
         kill_process(pid, signal).unwrap();
     }
 
-    /// Whether it runs.
+    /// Returns whether it runs.
     pub fn is_alive(&mut self) -> bool {
         self.child.try_wait().unwrap().is_none()
     }
 
-    /// Waits for its end, `since` a signal.
+    /// Waits for its end; `since` is the time of the last signal.
     #[track_caller]
     pub fn end(mut self, since: Instant) -> ProgramOutput {
         let status = loop {
@@ -147,7 +147,7 @@ impl Program {
         }
     }
 
-    /// Sends a signal and waits for the end, which must come in time and with this status.
+    /// Sends a signal and waits for the end, which must occur in time and with this status.
     #[track_caller]
     pub fn ends_by(self, signal: Signal, status: i32) -> ProgramOutput {
         let since = Instant::now();
@@ -171,8 +171,8 @@ impl ProgramOutput {
 impl Drop for Program {
     fn drop(&mut self) {
         let _ = self.child.kill();
-        // Not for ever: what it waits for in the kernel may be released only when the test goes on
-        // unwinding.
+        // Not without limit: its operations in the kernel may be released only when the test
+        // continues to unwind.
         let deadline = Instant::now() + END_LIMIT;
         while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(5));
@@ -190,8 +190,8 @@ fn collect(mut from: ChildStderr, into: &Arc<Mutex<Vec<u8>>>) -> JoinHandle<()> 
     })
 }
 
-/// Waits until nothing more fits into the pipe or terminal behind `fd`, the reading end: its fill
-/// has not changed for a while.
+/// Waits until the pipe or terminal whose reading end is `fd` is full: until its fill has not
+/// changed for a while.
 pub fn wait_until_full(fd: impl AsFd) {
     let mut before = 0;
     let mut same_since = Instant::now();
@@ -204,7 +204,8 @@ pub fn wait_until_full(fd: impl AsFd) {
     });
 }
 
-/// Whether there is a KVM that the guest of these tests can run on; says why not.
+/// Returns whether there is a KVM on which the guests of these tests can run; prints the reason if
+/// not.
 pub fn has_kvm() -> bool {
     let is_usable = File::options()
         .read(true)

@@ -1,4 +1,4 @@
-//! A program as a child that ends by itself, or is ended.
+//! A child process that ends by itself, or is killed at a time limit.
 
 use std::io::Read;
 use std::path::Path;
@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use crate::program::PATIENCE;
 
-/// `program` with these arguments, in this folder, without a log filter of the caller's.
+/// Returns a command for `program` with these arguments, in this folder, without the test's own log
+/// filter.
 pub fn command<S: AsRef<str>>(program: &str, folder: &Path, args: &[S]) -> Command {
     let mut command = Command::new(program);
     command.args(args.iter().map(AsRef::as_ref));
@@ -17,7 +18,7 @@ pub fn command<S: AsRef<str>>(program: &str, folder: &Path, args: &[S]) -> Comma
     command
 }
 
-/// Result of a run.
+/// Result of a program's run.
 #[derive(Debug)]
 pub struct RunResult {
     /// Exit status; `None`: killed by a signal.
@@ -28,18 +29,18 @@ pub struct RunResult {
     pub error: String,
 }
 
-/// Starts it with pipes.
+/// Starts the command with pipes for its outputs.
 pub fn start(command: &mut Command) -> Child {
     let command = command.stdout(Stdio::piped()).stderr(Stdio::piped());
     command.spawn().unwrap()
 }
 
-/// Runs `program` with these arguments, in this folder, to its end.
+/// Runs `program` with these arguments, in this folder, until it ends.
 pub fn run<S: AsRef<str>>(program: &str, folder: &Path, args: &[S]) -> RunResult {
     end(start(&mut command(program, folder, args)))
 }
 
-/// Waits for its end; one that does not end is killed, and its status `None`.
+/// Waits for the child's end. A child that exceeds the time limit is killed; its status is `None`.
 pub fn end(mut child: Child) -> RunResult {
     fn read(from: Option<impl Read + Send + 'static>) -> JoinHandle<Vec<u8>> {
         std::thread::spawn(move || {

@@ -1,8 +1,8 @@
-//! Rust sources as words and signs.
+//! A simple lexer and filter for Rust sources.
 
-/// Words, signs of one character but for `::`, and strings. A string's token is a quotation mark
-/// and the text as it is written, so that it is equal to no word. Comments, lifetimes, characters
-/// and strings of bytes are gone.
+/// Returns the tokens of a source: words, `::`, other signs of one character, and strings. The
+/// token of a string is a quotation mark and the text as written, so that it differs from every
+/// word. Comments, lifetimes, characters and byte strings are left out.
 pub(crate) fn lex(source: &str) -> Vec<String> {
     let mut rest = source;
     let mut tokens = Vec::new();
@@ -15,7 +15,7 @@ pub(crate) fn lex(source: &str) -> Vec<String> {
             tokens.extend(string(&rest[..len]));
             len
         } else if first == '\'' {
-            // A lifetime: its name is no word.
+            // A lifetime: its name is no token.
             1 + word(&rest[1..])
         } else if word(rest) > 0 {
             let len = word(rest);
@@ -35,7 +35,7 @@ pub(crate) fn lex(source: &str) -> Vec<String> {
     tokens
 }
 
-/// Length of a word at the start.
+/// Returns the length of the word at the start, or 0.
 fn word(rest: &str) -> usize {
     let raw = if rest.starts_with("r#") { 2 } else { 0 };
     let is_of_word = |c: char| c.is_alphanumeric() || c == '_';
@@ -46,7 +46,7 @@ fn word(rest: &str) -> usize {
     }
 }
 
-/// Length of the comment at the start; they nest.
+/// Returns the length of the block comment at the start; comments may be nested.
 fn comment(rest: &str) -> usize {
     let (mut depth, mut at) = (0, 0);
     while at < rest.len() {
@@ -60,7 +60,7 @@ fn comment(rest: &str) -> usize {
     at
 }
 
-/// Length of the string or character at the start.
+/// Returns the length of the string or character literal at the start.
 fn literal(rest: &str) -> Option<usize> {
     let body = rest.trim_start_matches(['b', 'c']);
     let prefix = rest.len() - body.len();
@@ -83,7 +83,7 @@ fn literal(rest: &str) -> Option<usize> {
     }
     let quote = body.chars().next()?;
     let is_character = || {
-        // 'a' or '\…', not 'a of a lifetime.
+        // 'a' or '\…', not the 'a of a lifetime.
         let mut chars = body.chars().skip(1);
         chars.next() == Some('\\') || chars.next() == Some('\'')
     };
@@ -102,7 +102,7 @@ fn literal(rest: &str) -> Option<usize> {
     Some(rest.len())
 }
 
-/// The token of a literal, if it is a string.
+/// Returns the token of a literal if it is a string.
 fn string(literal: &str) -> Option<String> {
     if !literal.starts_with(['"', 'r']) {
         return None;
@@ -112,12 +112,12 @@ fn string(literal: &str) -> Option<String> {
     Some(format!("\"{text}"))
 }
 
-/// Text of a string's token.
+/// Returns the text of a string's token.
 pub(crate) fn text_of(token: &str) -> Option<&str> {
     token.strip_prefix('"')
 }
 
-/// Returns the position behind the bracket at `open` and its match.
+/// Returns the position after the bracket that matches the one at `open`.
 pub(crate) fn after_group(tokens: &[String], open: usize) -> usize {
     let mut depth = 0;
     for (at, token) in tokens.iter().enumerate().skip(open) {
@@ -133,7 +133,7 @@ pub(crate) fn after_group(tokens: &[String], open: usize) -> usize {
     tokens.len()
 }
 
-/// Returns the same without the items that are only compiled for tests.
+/// Returns the tokens without items that are compiled for tests only.
 pub(crate) fn without_tests(tokens: &[String]) -> Vec<String> {
     let mut kept = Vec::new();
     let mut at = 0;
@@ -161,8 +161,7 @@ pub(crate) fn is_attribute(tokens: &[String], at: usize) -> bool {
     tokens[at] == "#" && tokens.get(at + 1).is_some_and(|next| next == "[")
 }
 
-/// Whether this, up to its closing bracket, is a `cfg(…)` under which nothing but tests is
-/// compiled.
+/// Returns whether this attribute, up to its closing bracket, is a `cfg(…)` that implies `test`.
 fn is_of_tests(attribute: &[String]) -> bool {
     match attribute {
         [cfg, open, condition @ .., close, _] if cfg == "cfg" && open == "(" && close == ")" => {
@@ -172,7 +171,7 @@ fn is_of_tests(attribute: &[String]) -> bool {
     }
 }
 
-/// Whether a condition of a `cfg` implies `test`.
+/// Returns whether a condition of a `cfg` implies `test`.
 fn holds_in_tests_only(condition: &[String]) -> bool {
     match condition {
         [word] => word == "test",
@@ -187,7 +186,7 @@ fn holds_in_tests_only(condition: &[String]) -> bool {
     }
 }
 
-/// Parts between the commas that are in no further bracket.
+/// Returns the parts between commas that are not inside further brackets.
 fn split(tokens: &[String]) -> Vec<&[String]> {
     let mut depth = 0;
     let parts = tokens.split(|token| {
@@ -201,7 +200,7 @@ fn split(tokens: &[String]) -> Vec<&[String]> {
     parts.filter(|part| !part.is_empty()).collect()
 }
 
-/// Returns the position behind the item, field or statement at `at`.
+/// Returns the position after the item, field or statement at `at`.
 fn after_item(tokens: &[String], mut at: usize) -> usize {
     while at < tokens.len() && is_attribute(tokens, at) {
         at = after_group(tokens, at + 1);
@@ -214,9 +213,9 @@ fn after_item(tokens: &[String], mut at: usize) -> usize {
         }
     }
     let keyword = tokens.get(first).map_or("", String::as_str);
-    // Their braces are not their end.
+    // Braces do not end these items.
     let ends_with_semicolon = matches!(keyword, "use" | "const" | "static" | "type" | "let");
-    // What is no item is a field, a variant or an argument: a comma ends it, if nothing else does.
+    // Otherwise it is a field, a variant or an argument, which a comma ends.
     let is_item = ends_with_semicolon
         || matches!(
             keyword,

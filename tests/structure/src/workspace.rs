@@ -1,4 +1,4 @@
-//! The workspaces of this repository as Cargo sees them.
+//! The Cargo workspaces of this repository.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -15,32 +15,32 @@ use crate::graph::Graph;
 pub struct Package {
     /// Its name.
     pub name: String,
-    /// The folder of the repository that it lies in: `libs`, `virt`, …
+    /// The top-level folder that contains it: `libs`, `virt`, …
     pub layer: String,
     /// Folder of its manifest.
     pub folder: PathBuf,
-    /// Roots of its library and programs.
+    /// Root files of its library and programs.
     pub roots: Vec<PathBuf>,
-    /// Those of them that `cargo test` passes over.
+    /// Those of them that `cargo test` does not test.
     pub untested: Vec<PathBuf>,
-    /// Roots of all its targets: tests, benchmarks and build scripts too.
+    /// Root files of all its targets: tests, benchmarks and build scripts too.
     pub targets: Vec<PathBuf>,
     /// Names of its targets in `tests/`.
     pub tests: BTreeSet<String>,
-    /// Crates it is built from, ours and others.
+    /// Crates from which it is built, of this repository and others.
     pub needs: BTreeSet<String>,
-    /// Those that only a feature brings in.
+    /// Optional ones among these, which a feature enables.
     pub may_need: BTreeSet<String>,
-    /// Those it is tested with.
+    /// Crates that its tests need.
     pub tested_with: BTreeSet<String>,
-    /// Its features, and what each turns on, as the manifest writes it.
+    /// Its features, and what each enables, as written in the manifest.
     pub features: BTreeMap<String, Vec<String>>,
-    /// The features that it turns on in crates that it is built from, `default` among them.
+    /// The features that it enables in crates from which it is built, `default` included.
     pub turns_on: BTreeMap<String, BTreeSet<String>>,
 }
 
 impl Package {
-    /// The crates that these features of it bring in, of those in `may_need`.
+    /// Returns the crates of `may_need` that these features enable.
     #[must_use]
     pub fn brought_in<'a>(
         &'a self,
@@ -67,34 +67,34 @@ impl Package {
     }
 }
 
-/// Crates, and what they are built from.
+/// All crates, and their dependencies.
 #[derive(Debug)]
 pub struct Workspace {
-    /// Ours, by name.
+    /// Crates of this repository, by name.
     pub packages: BTreeMap<String, Package>,
-    /// Dependencies of other crates, by name; versions are not distinguished.
+    /// Dependencies of other crates, by name. Versions are not distinguished.
     others: BTreeMap<String, BTreeSet<String>>,
 }
 
-/// Folders of the manifests of workspaces: this crate's, and the one for the code that runs on no
-/// operating system.
+/// Folders of the workspaces' manifests: the main workspace, and the one of code that runs without
+/// an operating system.
 const WORKSPACES: [&str; 2] = [".", "bin/exitless-hv"];
 
-/// The repository's root.
+/// Returns the repository's root.
 ///
 /// # Errors
-/// It is not there.
+/// It does not exist.
 pub fn root() -> Result<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     root.canonicalize().context("the repository")
 }
 
 impl Workspace {
-    /// All workspaces of the repository as one: what their manifests say, by Cargo, and each
-    /// `Cargo.lock` for the rest. Nothing is fetched.
+    /// Reads all workspaces of the repository as one: their manifests by `cargo metadata`, and each
+    /// `Cargo.lock` for other crates. Nothing is downloaded.
     ///
     /// # Errors
-    /// Cargo does not answer, or otherwise than it says it does.
+    /// Cargo fails, or its answer has another form than documented.
     pub fn read() -> Result<Self> {
         let root = root()?;
         let (mut all, mut others) = (BTreeMap::new(), BTreeMap::new());
@@ -109,7 +109,8 @@ impl Workspace {
         })
     }
 
-    /// The way from a crate of ours, or from its tests, to a package of this name.
+    /// Returns the path of dependencies from a crate of this repository, or from its tests, to a
+    /// package of this name.
     pub fn way(&self, from: &str, to: &str) -> Option<Vec<String>> {
         let mut graph = Graph::default();
         for (name, needs) in &self.others {
@@ -126,11 +127,11 @@ impl Workspace {
     }
 }
 
-/// Names of all packages that `package` of the main workspace is built from, itself among them,
-/// with the features it has unless others are asked for; not what its tests and its builds need.
+/// Returns the names of all packages from which `package` of the main workspace is built, itself
+/// included, with its default features. Dependencies of tests and build scripts are not included.
 ///
 /// # Errors
-/// Cargo does not answer.
+/// Cargo fails.
 pub fn built_from(package: &str) -> Result<BTreeSet<String>> {
     let edges = ["--edges", "normal", "--prefix", "none", "--format", "{p}"];
     let tree = [&["tree", "--offline", "--package", package][..], &edges].concat();
@@ -140,14 +141,14 @@ pub fn built_from(package: &str) -> Result<BTreeSet<String>> {
     Ok(names.map(str::to_owned).collect())
 }
 
-/// Cargo's description of the workspace in `folder`.
+/// Returns Cargo's metadata of the workspace in `folder`.
 fn metadata(folder: &Path) -> Result<Value> {
     let version = ["--format-version", "1"];
     let asked = [&["metadata", "--no-deps", "--offline"][..], &version].concat();
     Ok(serde_json::from_slice(&cargo(folder, &asked)?)?)
 }
 
-/// Runs cargo in `folder`; its answer.
+/// Runs cargo in `folder` and returns its standard output.
 fn cargo(folder: &Path, args: &[&str]) -> Result<Vec<u8>> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let asked = Command::new(cargo).args(args).current_dir(folder).output();
@@ -218,7 +219,7 @@ fn packages(metadata: &Value, root: &Path) -> Result<BTreeMap<String, Package>> 
     Ok(packages)
 }
 
-/// Names and dependencies of `Cargo.lock`, which is written by Cargo, one string a line.
+/// Returns names and dependencies from a `Cargo.lock`. Cargo writes it with one string a line.
 fn locked(lock: &str) -> BTreeMap<String, BTreeSet<String>> {
     let mut packages = BTreeMap::new();
     for package in lock.split("[[package]]").skip(1) {
@@ -236,7 +237,7 @@ fn locked(lock: &str) -> BTreeMap<String, BTreeSet<String>> {
             .take_while(|line| *line != "]")
             .filter_map(value)
         {
-            // A version follows where there are several.
+            // A version follows the name if there are several of the package.
             needs.extend(need.split(' ').next().map(str::to_owned));
         }
     }

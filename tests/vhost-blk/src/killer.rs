@@ -1,5 +1,5 @@
-//! A server started by a command line, and killed at random times: over many kills every point of
-//! its loop is met.
+//! A server started by a command line, and killed at random times, so that over many kills every
+//! point of its loop is hit.
 
 use std::io;
 use std::process::{Child, Command, Stdio};
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use seeded::Random;
 
-/// Starts a server and kills it.
+/// Handle of a server that is killed and restarted.
 #[derive(Debug)]
 pub struct Killer {
     command: String,
@@ -18,8 +18,8 @@ pub struct Killer {
 }
 
 impl Killer {
-    /// Starts the server by a shell command that must `exec` it or be it. It is killed `kills`
-    /// times, after a time between the two.
+    /// Starts the server by a shell command, which is executed with `exec`. It is killed `kills`
+    /// times, each after a random time between the two limits `between`.
     ///
     /// # Errors
     /// The command cannot be started.
@@ -33,22 +33,22 @@ impl Killer {
         })
     }
 
-    /// Chooses when to kill next.
+    /// Chooses the time of the next kill.
     pub fn plan(&mut self, now: u64, random: &mut Random) {
         let (least, most) = self.between;
         let more = (most.saturating_sub(least).as_nanos() as u64).max(1);
         self.next = now + least.as_nanos() as u64 + random.below(more);
     }
 
-    /// Whether it is time, and kills are left.
+    /// Returns whether it is time for a kill and kills are left.
     pub const fn is_due(&self, now: u64) -> bool {
         self.left > 0 && now >= self.next
     }
 
-    /// Kills the server and starts it anew.
+    /// Kills the server and restarts it.
     ///
     /// # Errors
-    /// It cannot be killed or started.
+    /// The server cannot be killed or started.
     pub fn kill(&mut self) -> io::Result<()> {
         self.child.kill()?;
         self.child.wait()?;
@@ -69,7 +69,7 @@ fn spawn(command: &str) -> io::Result<Child> {
 
 impl Drop for Killer {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // It may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,4 +1,4 @@
-//! One queue of a disk: slots with block requests in a ring, and the two eventfds.
+//! One virtqueue of a block device: request slots, the ring, and the two eventfds.
 //!
 //! Follows virtio 1.2 §5.2.6. The hot path is [`Queue::submit`], [`Queue::publish`] and
 //! [`Queue::complete`]; it makes no system call unless the device asked for a kick.
@@ -12,12 +12,12 @@ use crate::layout::Layout;
 use crate::memory::Memory;
 use crate::ring::{Ring, RingError, Segment, feature};
 
-/// Bytes of a sector, the unit of addresses on the wire.
+/// Bytes of a sector, the unit of addresses in requests.
 pub const SECTOR: u32 = 512;
 /// Bytes that GET_ID writes.
 pub const ID_LEN: u32 = 20;
 
-/// Requests a disk takes, with their numbers on the wire.
+/// Types of requests, with their numbers in the specification.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u32)]
 #[expect(missing_docs, reason = "the specification's names, VIRTIO_BLK_T_*")]
@@ -31,18 +31,19 @@ pub enum Op {
 }
 
 impl Op {
-    /// Whether it changes what a block holds.
+    /// Returns whether it changes the content of blocks.
     pub const fn changes(self) -> bool {
         matches!(self, Self::Write | Self::Discard | Self::WriteZeroes)
     }
 }
 
-/// A request's place.
+/// Range of a request on the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
     /// First sector.
     pub sector: u64,
-    /// Bytes, at most a slot's block (for a discard or write-zeroes any multiple of a sector).
+    /// Length in bytes: at most a slot's buffer; for a discard or write-zeroes any multiple of a
+    /// sector.
     pub bytes: u32,
 }
 
@@ -59,18 +60,18 @@ pub enum Status {
     Other(u8),
 }
 
-/// A request that ended.
+/// A request that the device has completed.
 #[derive(Clone, Copy, Debug)]
 pub struct Done {
-    /// Its slot, free again once given to [`Queue::release`].
+    /// Its slot, which is free again after [`Queue::release`].
     pub slot: u16,
-    /// Its kind.
+    /// Its type.
     pub op: Op,
-    /// Its place on the disk.
+    /// Its range on the disk.
     pub extent: Extent,
     /// Its outcome.
     pub status: Status,
-    /// The time it was submitted with.
+    /// The time passed to [`Queue::submit`].
     pub since: u64,
 }
 
@@ -81,7 +82,7 @@ struct Slot {
     since: u64,
 }
 
-/// One queue.
+/// One queue, as the driver uses it.
 #[derive(Debug)]
 pub struct Queue {
     index: u16,
@@ -89,12 +90,12 @@ pub struct Queue {
     is_indirect: bool,
     slots: Vec<Slot>,
     free: Vec<u16>,
-    /// Its two eventfds.
+    /// Its kick and call eventfds.
     pub notifiers: Notifiers,
 }
 
 impl Queue {
-    /// A queue with a fresh ring.
+    /// Creates a queue with an empty ring.
     ///
     /// # Errors
     /// No eventfds are left.
@@ -117,45 +118,45 @@ impl Queue {
         })
     }
 
-    /// The eventfd written to kick.
+    /// Returns the eventfd that the driver writes to kick the device.
     pub fn kick_fd(&self) -> BorrowedFd<'_> {
         self.notifiers.kick_fd()
     }
 
-    /// The eventfd that calls arrive on.
+    /// Returns the eventfd on which calls arrive.
     pub fn call_fd(&self) -> BorrowedFd<'_> {
         self.notifiers.call_fd()
     }
 
-    /// The ring itself.
+    /// Returns the ring.
     pub const fn ring(&mut self) -> &mut Ring {
         &mut self.ring
     }
 
-    /// Slots that are free.
+    /// Returns the number of free slots.
     pub const fn free_slots(&self) -> usize {
         self.free.len()
     }
 
-    /// Requests the device has.
+    /// Returns the number of requests that the device has.
     pub fn outstanding(&self) -> u16 {
         self.ring.outstanding()
     }
 
-    /// Takes a slot; its data may be filled before [`Queue::submit`].
+    /// Takes a free slot. Its data buffer may be filled before [`Queue::submit`].
     #[inline]
     pub fn take_slot(&mut self) -> Option<u16> {
         self.free.pop()
     }
 
-    /// Gives a slot back.
+    /// Frees a slot.
     #[inline]
     pub fn release(&mut self, slot: u16) {
         self.free.push(slot);
     }
 
-    /// Puts a request into the ring, not yet available; `false` where it has no room (the slot
-    /// stays taken).
+    /// Adds a request to the ring, without making it available. Returns `false` if the ring has no
+    /// room; the slot stays taken.
     #[inline]
     pub fn submit(
         &mut self,
@@ -170,7 +171,7 @@ impl Queue {
         self.submit_again(memory, layout, slot)
     }
 
-    /// Puts the slot's last request into the ring once more (another ring, after a restart).
+    /// Adds the slot's last request to the ring again, for a new ring after a restart.
     #[inline]
     pub fn submit_again(&mut self, memory: &Memory, layout: &Layout, slot: u16) -> bool {
         let Slot { op, extent, .. } = self.slots[usize::from(slot)];
@@ -211,7 +212,7 @@ impl Queue {
         }
     }
 
-    /// Makes what was submitted available, and kicks if the device wants it.
+    /// Makes added requests available, and kicks if the device wants it.
     #[inline]
     pub fn publish(&mut self, memory: &Memory) {
         if self.ring.publish(memory) {
@@ -219,26 +220,26 @@ impl Queue {
         }
     }
 
-    /// Makes what was submitted available and never kicks, whatever the device wants.
+    /// Makes added requests available, but never kicks.
     #[inline]
     pub fn publish_silently(&mut self, memory: &Memory) {
         self.ring.publish(memory);
     }
 
-    /// Kicks.
+    /// Kicks the device.
     pub fn kick(&mut self) {
         self.notifiers.kick();
     }
 
-    /// Reads and counts the calls that came.
+    /// Reads the calls that have arrived, and returns their number.
     pub fn take_calls(&mut self) -> u64 {
         self.notifiers.take_calls()
     }
 
-    /// The next request that ended.
+    /// Returns the next completed request.
     ///
     /// # Errors
-    /// The device broke the ring's protocol.
+    /// The device has broken the ring's protocol.
     #[inline]
     pub fn complete(
         &mut self,
@@ -264,7 +265,7 @@ impl Queue {
         }))
     }
 
-    /// The requests that are outstanding.
+    /// Returns the requests that the device has.
     pub fn in_flight(&self) -> impl Iterator<Item = (Op, Extent)> {
         let taken = (0..)
             .zip(&self.slots)
@@ -272,8 +273,8 @@ impl Queue {
         taken.map(|(_, slot)| (slot.op, slot.extent))
     }
 
-    /// Starts over with a fresh ring in zeroed memory. The slots of the requests that were
-    /// outstanding.
+    /// Starts over with an empty ring; the memory is zeroed. Returns the slots of the requests that
+    /// the device had.
     pub fn reset(&mut self, layout: &Layout, features: u64) -> Vec<u16> {
         self.ring = Ring::new(layout.ring_size, layout.places(self.index), features);
         let is_free = |slot: &u16| self.free.contains(slot);

@@ -1,4 +1,4 @@
-//! The content of a verified block: every sector holds its own number, the number of the write, and
+//! Content of a verified block: each sector contains its own number, the number of the write, and
 //! the client.
 //!
 //! ```text
@@ -6,8 +6,8 @@
 //! 16 generation  20  client   24  checksum over everything else
 //! 32 …           a pattern that depends on all of them
 //! ```
-//! A block read back must have one generation and client in all of its sectors: a torn write, a
-//! write to a wrong place, an old block and foreign data are distinguished.
+//! All sectors of a block that is read back must have the same generation and client. A torn write,
+//! a write to a wrong place, an old block and foreign data are distinguished.
 
 use crate::queue::SECTOR;
 
@@ -16,18 +16,18 @@ const SECTOR_LEN: usize = SECTOR as usize;
 const CHECKSUM: usize = 24;
 const PATTERN: usize = 32;
 
-/// Identity of the write that a block is from.
+/// Identity of the write that produced a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamp {
     /// First sector of the block.
     pub sector: u64,
-    /// Writes to this block before it, plus one.
+    /// Number of this write among those to the block, from 1.
     pub generation: u32,
     /// Number of the client that wrote it.
     pub client: u32,
 }
 
-/// Damage of a block.
+/// Mismatch found in a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum Damage {
@@ -55,7 +55,7 @@ pub enum Damage {
     NotZero { sector: u64 },
 }
 
-/// FNV-1a over words, which is enough against anything but intent.
+/// FNV-1a over words, which detects any accidental damage in practice.
 fn checksum(sector: &[u8]) -> u64 {
     let word = |bytes: &[u8]| u64::from_ne_bytes(bytes.try_into().expect("chunks of eight"));
     let words = sector.chunks_exact(8).map(word).enumerate();
@@ -67,7 +67,7 @@ fn checksum(sector: &[u8]) -> u64 {
 }
 
 impl Stamp {
-    /// Fills a block, a multiple of a sector.
+    /// Fills a block, whose length is a multiple of a sector.
     pub fn fill(self, block: &mut [u8]) {
         for (number, sector) in (self.sector..).zip(block.chunks_exact_mut(SECTOR_LEN)) {
             sector[..8].copy_from_slice(&MAGIC.to_ne_bytes());
@@ -84,11 +84,11 @@ impl Stamp {
         }
     }
 
-    /// Checks that a block is this write's.
+    /// Checks that a block has the content of this write.
     ///
     /// # Errors
-    /// The damage of the first sector that has any. A block of another generation is whole: one of
-    /// two is torn.
+    /// The mismatch of the first damaged sector. A block of another generation is whole; one with
+    /// sectors of two generations is torn.
     pub fn check(self, block: &[u8]) -> Result<(), Damage> {
         let mut first = None;
         for (sector, bytes) in (self.sector..).zip(block.chunks_exact(SECTOR_LEN)) {
@@ -139,7 +139,7 @@ impl Stamp {
 /// Checks that a block is zero.
 ///
 /// # Errors
-/// Its first sector that is not.
+/// The first sector that is not zero.
 pub fn check_zero(first: u64, block: &[u8]) -> Result<(), Damage> {
     for (sector, bytes) in (first..).zip(block.chunks_exact(SECTOR_LEN)) {
         if bytes.iter().any(|&byte| byte != 0) {

@@ -1,8 +1,8 @@
-//! A server inside this process: the protocol's session on a thread of its own, and a [`Service`]
-//! for the rings. For measuring this client's ceiling and for its tests only.
+//! A vhost-user server inside this process: the protocol's session on a thread of its own, and a
+//! [`Service`] for the rings. Only for measuring the limit of this client, and for its tests.
 //!
-//! One connection at a time. The thread alternates between the control socket and the service, and
-//! sleeps only where the service says that it has nothing to do and waits for kicks.
+//! It serves one connection at a time. The thread alternates between the control socket and the
+//! service. It sleeps only if the service reports that it has nothing to do and waits for kicks.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -21,12 +21,12 @@ use vhost_user::wire::{Inflight, MemRegion, Message};
 
 use crate::memory::Memory;
 
-/// Polls of the service between two looks at the control socket.
+/// Number of polls of the service between two polls of the control socket.
 const POLLS_PER_LOOK: u32 = 1 << 16;
-/// Longest sleep of the thread, nanoseconds, so that it sees when it is to end.
+/// Longest sleep of the thread in nanoseconds, so that it notices a request to end.
 const NAP_NS: i64 = 20_000_000;
 
-/// The front end's memory, mapped.
+/// The front end's memory regions, mapped.
 #[derive(Debug, Default)]
 pub struct Guest {
     regions: Vec<(MemRegion, Memory)>,
@@ -46,12 +46,12 @@ impl Guest {
         })
     }
 
-    /// Returns the place of a guest-physical range, if it is in one region.
+    /// Returns the memory and offset of a guest-physical range, if it is in one region.
     pub fn gpa(&self, addr: u64, len: u64) -> Option<(&Memory, usize)> {
         self.find(|place| place.guest_addr, addr, len)
     }
 
-    /// Returns the place of a range of user addresses, if it is in one region.
+    /// Returns the memory and offset of a range of user addresses, if it is in one region.
     pub fn user(&self, addr: u64, len: u64) -> Option<(&Memory, usize)> {
         self.find(|place| place.user_addr, addr, len)
     }
@@ -60,7 +60,7 @@ impl Guest {
         let map = |region: &Region| {
             let file = region.fd.try_clone()?;
             let place = region.place;
-            // The layout keeps regions on page boundaries of the file.
+            // The client's layout places regions at page boundaries of the file.
             let memory = Memory::map(file, place.mmap_offset, place.size as usize)?;
             Ok((place, memory))
         };
@@ -69,48 +69,48 @@ impl Guest {
     }
 }
 
-/// Server of the rings.
+/// Implementation of the rings of a device.
 pub trait Service: Send {
-    /// The configuration space.
+    /// Returns the configuration space.
     fn config(&self) -> [u8; 60] {
         [0; 60]
     }
-    /// Features were acknowledged.
+    /// Handles acknowledged features.
     fn features(&mut self, _features: u64) {}
-    /// A ring starts.
+    /// Starts a ring.
     fn start(&mut self, guest: &Guest, ring: &RingConfig);
-    /// A ring stops: where it stands. Nothing of it is in flight.
+    /// Stops a ring, of which no request is in flight. Returns its position.
     fn stop(&mut self, guest: &Guest, index: u8) -> RingBase;
-    /// A call descriptor was replaced.
+    /// Handles a replaced call descriptor.
     fn set_call(&mut self, _index: u8, _call: Option<OwnedFd>) {}
-    /// An inflight region for these queues.
+    /// Creates an inflight region for these queues. Returns its size and its file.
     fn make_inflight(&mut self, _wanted: Inflight) -> Option<(u64, OwnedFd)> {
         None
     }
-    /// An inflight region came.
+    /// Handles an inflight region from the front end.
     fn set_inflight(&mut self, _inflight: Inflight, _region: OwnedFd) {}
-    /// Serves what is there.
+    /// Serves the available requests.
     fn poll(&mut self, guest: &Guest) -> Next;
-    /// The descriptors to sleep on.
+    /// Returns the descriptors to sleep on.
     fn kicks(&self) -> Vec<BorrowedFd<'_>> {
         Vec::new()
     }
-    /// The connection ended, or the device was reset: no ring runs any more.
+    /// Handles the end of the connection or a device reset: no ring runs any more.
     fn reset(&mut self) {}
 }
 
-/// Next step of the thread after a poll.
+/// Next action of the thread after a poll.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
     /// Poll again.
     Again,
     /// Sleep until a kick or a message.
     Sleep,
-    /// Close the connection, as if killed.
+    /// Close the connection, as if the server was killed.
     Die,
 }
 
-/// The running server; ends when dropped.
+/// A running server; ends when dropped.
 #[derive(Debug)]
 pub struct Loopback {
     stop: Arc<AtomicBool>,
@@ -118,11 +118,11 @@ pub struct Loopback {
 }
 
 impl Loopback {
-    /// Listens on `path`; connections get what `config` offers. `prepare` runs first on the new
-    /// thread.
+    /// Listens on `path`. Connections are offered the features of `config`. `prepare` runs first on
+    /// the new thread.
     ///
     /// # Errors
-    /// The path is taken or cannot be made.
+    /// The path exists already, or cannot be created.
     pub fn start(
         path: &Path,
         config: Config,
@@ -159,7 +159,7 @@ impl Drop for Loopback {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
-            // It panicked: said on its own standard error already.
+            // An error means that it has panicked, which is on standard error already.
             let _ = thread.join();
         }
     }
@@ -174,11 +174,11 @@ fn wait(fds: &[BorrowedFd<'_>]) {
         .iter()
         .map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN))
         .collect();
-    // Whether the poll succeeded or not, the caller polls everything anew.
+    // Whether poll(2) succeeds or not, the caller polls everything again.
     let _ = poll(&mut fds, Some(&nap));
 }
 
-/// One connection, until it ends.
+/// Serves one connection, until it ends.
 fn serve(
     socket: UnixStream,
     config: &Config,
@@ -203,8 +203,8 @@ fn serve(
         }
         for _ in 0..POLLS_PER_LOOK {
             match service.poll(&guest) {
-                // No PAUSE: a hypervisor under this machine takes the processor from a loop of
-                // little else.
+                // No PAUSE instruction: by pause-loop exiting a hypervisor under this machine would
+                // deschedule a loop that consists of little else.
                 Next::Again => {}
                 Next::Sleep => {
                     let mut fds = service.kicks();
@@ -284,7 +284,7 @@ fn handle(
     Ok(session.finish(outcome)?)
 }
 
-/// The eventfd of a kick, if there is one.
+/// Returns the kick eventfd of a ring, if there is one.
 pub fn kick_fd(ring: &RingConfig) -> Option<OwnedFd> {
     match &ring.kick {
         Kick::Fd(fd) => fd.try_clone().ok(),

@@ -1,23 +1,23 @@
-//! A ring's two eventfds, counted.
+//! The two eventfds of a ring, with counts.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 
-/// Kick and call of one ring.
+/// Kick and call eventfds of one ring.
 #[derive(Debug)]
 pub struct Notifiers {
     kick: OwnedFd,
     call: OwnedFd,
-    /// Kicks written: what a guest pays with an exit.
+    /// Kicks written; a guest would pay an exit for each.
     pub kicks: u64,
-    /// Calls read: what a guest takes as interrupts.
+    /// Calls read; a guest would take an interrupt for each.
     pub calls: u64,
 }
 
 impl Notifiers {
-    /// Two new ones.
+    /// Creates two eventfds.
     ///
     /// # Errors
     /// No eventfds are left.
@@ -31,25 +31,25 @@ impl Notifiers {
         })
     }
 
-    /// The eventfd written to kick.
+    /// Returns the eventfd that the driver writes to kick the device.
     pub fn kick_fd(&self) -> BorrowedFd<'_> {
         self.kick.as_fd()
     }
 
-    /// The eventfd that calls arrive on.
+    /// Returns the eventfd on which calls arrive.
     pub fn call_fd(&self) -> BorrowedFd<'_> {
         self.call.as_fd()
     }
 
-    /// Kicks.
+    /// Kicks the device.
     #[cold]
     pub fn kick(&mut self) {
         self.kicks += 1;
-        // Fails only if 2^64 - 2 kicks wait unread, and then one more says nothing new.
+        // It fails only if 2^64 - 2 kicks are unread; one more would add nothing then.
         let _ = rustix::io::write(&self.kick, &1_u64.to_ne_bytes());
     }
 
-    /// Reads and counts the calls that came.
+    /// Reads the calls that have arrived, adds them to `calls`, and returns their number.
     pub fn take_calls(&mut self) -> u64 {
         let mut count = [0; 8];
         // An error is EAGAIN: none came.
@@ -61,7 +61,7 @@ impl Notifiers {
         calls
     }
 
-    /// Forgets what was counted. Calls that were not read stay so.
+    /// Resets the counts. Unread calls stay unread.
     pub const fn start_counting(&mut self) {
         (self.kicks, self.calls) = (0, 0);
     }

@@ -1,32 +1,31 @@
-//! Single frames through a device, with their headers: for tests of what is behind it.
+//! Single frames with their headers, for tests of the device behind the client.
 
 use crate::client::Client;
 use crate::frame::HEADER_LEN;
 use crate::ring::RingError;
 
-/// Header and frame.
+/// A virtio-net header and a frame.
 pub type Packet = ([u8; HEADER_LEN as usize], Vec<u8>);
 
 impl Client {
-    /// Sends a frame of at most [`max_frame`](crate::Options::max_frame) bytes by a pair; false
-    /// where its ring is full.
+    /// Sends a frame of at most [`max_frame`](crate::Options::max_frame) bytes by a queue pair.
+    /// Returns false if its ring is full.
     ///
     /// # Errors
-    /// The device broke the ring's protocol.
+    /// The device has broken the ring's protocol.
     pub fn send_frame(&mut self, pair: usize, (header, frame): &Packet) -> Result<bool, RingError> {
         let transmit = &mut self.pairs[pair].transmit;
         transmit.reclaim(&self.memory, usize::MAX)?;
         Ok(transmit.send_one(&self.memory, &self.layout, header, frame))
     }
 
-    /// Frames that a pair has received, a burst at most. Those that make no sense are an error of
-    /// the test.
+    /// Returns frames that a queue pair has received, at most a burst.
     ///
     /// # Errors
-    /// The device broke the ring's protocol.
+    /// The device has broken the ring's protocol.
     ///
     /// # Panics
-    /// The device handed over what is no frame.
+    /// If a received frame is malformed.
     pub fn take_frames(&mut self, pair: usize) -> Result<Vec<Packet>, RingError> {
         let mut packets = Vec::new();
         let receive = &mut self.pairs[pair].receive;

@@ -1,5 +1,5 @@
-//! Transmit and receive queues: buffers in a ring. The hot paths make no system call unless the
-//! device asked for a kick.
+//! Transmit and receive queues of a virtio-net driver. The hot paths make no system call unless the
+//! device wants a kick.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -11,10 +11,10 @@ use crate::layout::Layout;
 use crate::memory::Memory;
 use crate::ring::{Ring, RingError, Segment};
 
-/// Frames of a burst.
+/// Greatest number of frames handled at a time.
 pub const BURST: usize = 32;
 
-/// A ring, its buffers' tokens being their numbers.
+/// A ring with one entry for each buffer; the token of an entry is the buffer's number.
 #[derive(Debug)]
 struct Queue {
     index: u16,
@@ -45,12 +45,12 @@ impl Queue {
 pub struct Transmit {
     queue: Queue,
     free: Vec<u16>,
-    /// Bytes that every frame has.
+    /// Length of every frame in bytes.
     frame_len: u32,
 }
 
 impl Transmit {
-    /// The ring of this index, with calls off.
+    /// Creates the transmit queue of this ring index, with calls disabled.
     ///
     /// # Errors
     /// No eventfds are left.
@@ -62,7 +62,7 @@ impl Transmit {
         })
     }
 
-    /// Writes into every buffer what is the same in all frames. Nothing is outstanding yet.
+    /// Writes the common part of all frames into every buffer. No frame is outstanding yet.
     pub fn prepare(
         &mut self,
         memory: &Memory,
@@ -83,7 +83,7 @@ impl Transmit {
         }
     }
 
-    /// Writes header and frame into every buffer, to be sent as they are.
+    /// Writes header and frame into every buffer, to be sent unchanged.
     pub fn prepare_fixed(&mut self, memory: &Memory, layout: &Layout, header: &[u8], frame: &[u8]) {
         self.frame_len = frame.len() as u32;
         for &buffer in &self.free {
@@ -92,10 +92,10 @@ impl Transmit {
         }
     }
 
-    /// Takes back at most `most` of the buffers that the device returned. How many.
+    /// Takes back at most `most` of the buffers that the device has returned. Returns their number.
     ///
     /// # Errors
-    /// The device broke the ring's protocol.
+    /// The device has broken the ring's protocol.
     #[inline]
     pub fn reclaim(&mut self, memory: &Memory, most: usize) -> Result<usize, RingError> {
         for count in 0..most {
@@ -107,8 +107,8 @@ impl Transmit {
         Ok(most)
     }
 
-    /// Sends at most `count` frames. `stamp` writes each, at this offset, before it is made
-    /// available. How many were sent.
+    /// Sends at most `count` frames. `stamp` is called for each with its offset in memory, before
+    /// it is made available. Returns the number of frames sent.
     #[inline]
     pub fn send(
         &mut self,
@@ -119,7 +119,7 @@ impl Transmit {
     ) -> usize {
         let next = self.free.len().saturating_sub(count.min(BURST));
         for &buffer in &self.free[next..] {
-            // The device has read it: getting it back takes longer than all else.
+            // The device has read this line: fetching it for writing is the most expensive part.
             memory.prefetch_to_write(layout.frame(self.queue.index, buffer));
         }
         let mut sent = 0;
@@ -141,7 +141,7 @@ impl Transmit {
         sent
     }
 
-    /// Sends one frame, which fits into a buffer, behind this header; false where no buffer is
+    /// Sends one frame, which fits into a buffer, with this header. Returns false if no buffer is
     /// free.
     pub fn send_one(
         &mut self,
@@ -158,39 +158,39 @@ impl Transmit {
         self.send(memory, layout, 1, write) == 1
     }
 
-    /// Buffers that are free.
+    /// Returns the number of free buffers.
     pub const fn free(&self) -> usize {
         self.free.len()
     }
 
-    /// Bytes that every frame has.
+    /// Returns the length of every frame in bytes.
     pub const fn frame_len(&self) -> u32 {
         self.frame_len
     }
 
-    /// Frames that the device has.
+    /// Returns the number of frames that the device has.
     pub fn outstanding(&self) -> u16 {
         self.queue.ring.outstanding()
     }
 }
 
-/// A frame that arrived, still in its buffers.
+/// A received frame, still in its buffers.
 #[derive(Clone, Copy, Debug)]
 pub struct Arrived {
-    /// Offset of its first byte.
+    /// Offset of its first byte in memory.
     pub at: usize,
-    /// Its bytes.
+    /// Its length in bytes.
     pub len: u32,
-    /// Number of them in the first buffer.
+    /// Number of its bytes in the first buffer.
     pub first_len: u32,
 }
 
 /// Violation of the specification in a received frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Malformed {
-    /// Fewer bytes than a header, or more than the buffer has.
+    /// Fewer bytes than a header, or more than the buffer has room for.
     Length,
-    /// No buffers, or more than the ring has.
+    /// A number of buffers that is 0 or more than the ring has.
     Buffers,
 }
 
@@ -198,21 +198,21 @@ pub enum Malformed {
 #[derive(Debug)]
 pub struct Receive {
     queue: Queue,
-    /// Bytes of a buffer, with the header.
+    /// Length of a buffer in bytes, with the header.
     buffer_len: u32,
     is_mergeable: bool,
-    /// Buffers and bytes of the frame under way, and how many buffers it still takes.
+    /// Buffers and bytes of the incomplete frame, and the number of buffers that are missing.
     pieces: Vec<(u16, u32)>,
     awaited: u16,
     batch: Vec<(u16, u32)>,
-    /// Buffers to be given to the device once there are `post_at`: fewer at a time would have both
-    /// sides write the same cache lines in turns.
+    /// Buffers that are returned to the device once there are `post_at` of them. With fewer at a
+    /// time, both sides would alternately write the same cache lines.
     spare: Vec<u16>,
     post_at: usize,
 }
 
 impl Receive {
-    /// The ring of this index.
+    /// Creates the receive queue of this ring index.
     ///
     /// # Errors
     /// No eventfds are left.
@@ -235,7 +235,7 @@ impl Receive {
         })
     }
 
-    /// Gives the device all buffers.
+    /// Gives all buffers to the device.
     pub fn post_all(&mut self, memory: &Memory, layout: &Layout) {
         for buffer in 0..layout.areas().ring_size {
             self.post(memory, layout, buffer);
@@ -265,11 +265,11 @@ impl Receive {
         assert!(has_room, "the ring has an entry for each buffer");
     }
 
-    /// Takes at most `most` buffers that came back, and a burst, hands each whole frame to `take`,
-    /// gives the buffers to the device again. How many buffers.
+    /// Takes at most `most` returned buffers, but no more than a burst. Passes each complete frame
+    /// to `take`, and returns the buffers to the device. Returns the number of buffers.
     ///
     /// # Errors
-    /// The device broke the ring's protocol.
+    /// The device has broken the ring's protocol.
     #[inline]
     pub fn receive(
         &mut self,
@@ -333,7 +333,7 @@ impl Receive {
         self.take_piece(memory, layout, (buffer, len), num_buffers, take);
     }
 
-    /// One buffer of a frame of several, or one that makes no sense.
+    /// Handles a buffer of a frame that has several, or one that is malformed.
     #[cold]
     fn take_piece(
         &mut self,
@@ -386,7 +386,7 @@ impl Receive {
     }
 }
 
-/// The buffers of a frame that arrived.
+/// Buffers of a received frame.
 #[derive(Clone, Copy, Debug)]
 pub struct Pieces<'a> {
     memory: &'a Memory,
@@ -396,7 +396,7 @@ pub struct Pieces<'a> {
 }
 
 impl Pieces<'_> {
-    /// The header before the frame.
+    /// Returns the virtio-net header of the frame.
     pub fn header(&self) -> [u8; HEADER_LEN as usize] {
         let mut header = [0; HEADER_LEN as usize];
         if let Some((buffer, _)) = self.pieces.first() {
@@ -406,7 +406,7 @@ impl Pieces<'_> {
         header
     }
 
-    /// Copies the whole frame.
+    /// Copies the whole frame into `into`.
     pub fn copy(&self, into: &mut Vec<u8>) {
         into.clear();
         let mut skipped = HEADER_LEN as usize;
@@ -420,7 +420,7 @@ impl Pieces<'_> {
     }
 }
 
-/// Both queues of a pair: receive first, as virtio numbers them.
+/// The two queues of a queue pair; virtio numbers the receive queue first.
 #[derive(Debug)]
 pub struct Pair {
     /// Ring 2n.
@@ -430,7 +430,7 @@ pub struct Pair {
 }
 
 impl Pair {
-    /// Kicks written and calls read, of both rings, since they were asked for last.
+    /// Returns the kicks written and the calls read, of both rings, since the last such call.
     pub fn take_events(&mut self) -> (u64, u64) {
         let (mut kicks, mut calls) = (0, 0);
         for queue in [&mut self.receive.queue, &mut self.transmit.queue] {
@@ -442,7 +442,7 @@ impl Pair {
         (kicks, calls)
     }
 
-    /// Turns calls off, once the rings run.
+    /// Disables calls. To be called once the rings run.
     pub fn disarm(&mut self, memory: &Memory) {
         self.receive.queue.ring.disarm(memory);
         self.transmit.queue.ring.disarm(memory);

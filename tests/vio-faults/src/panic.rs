@@ -1,17 +1,17 @@
-//! A disk that panics at its first operation, in the thread that polls it.
+//! A disk that panics at its first operation, on the thread that polls it.
 
 use std::os::fd::RawFd;
 
 use vio::blk::{BlockIo, Completion, Op, Piece};
 use vio::pass_down;
 
-/// Stands for any mistake in what a core runs.
+/// A disk that panics, to represent any bug in code that a sidecore runs.
 pub struct PanicDisk {
     below: Box<dyn BlockIo>,
 }
 
 impl PanicDisk {
-    /// `below`, of which nothing is ever read or written.
+    /// Creates the disk in front of `below`, which is never accessed.
     pub fn new(below: Box<dyn BlockIo>) -> Self {
         Self { below }
     }

@@ -1,17 +1,18 @@
-//! A disk whose device model has been taken over: it searches its process's memory for what a guest
-//! keeps to itself, and overwrites what it finds.
+//! A disk whose device model has been compromised: it searches its process's memory for data that a
+//! guest has not passed to the disk, and overwrites what it finds.
 //!
-//! Two reads, of the disk's last blocks, make it attack; every other request passes.
+//! Two reads, of the disk's last blocks, trigger an attack. All other requests are passed on.
 //!
-//! * [`SCAN`]: each readable mapping of the process (`/proc/self/maps`) is searched for two words,
-//!   and each that is found in a writable one is overwritten with [`OVERWRITTEN`]. [`secret`] is
-//!   what the guest has in pages that no request names, [`own`] what it has written to the disk:
-//!   that the latter is found shows that the search works. The read's data are a [`ScanReport`].
-//! * [`SCRIBBLE`]: each mapping that is shared and writable is filled with ones, rings and all.
+//! * [`SCAN`]: each readable mapping of the process (`/proc/self/maps`) is searched for two words.
+//!   Each that is found in a writable mapping is overwritten with [`OVERWRITTEN`]. The word
+//!   [`secret`] is in guest pages that no request names. The word [`own`] is in data that the guest
+//!   has written to the disk: that it is found shows that the search works. The read returns a
+//!   [`ScanReport`].
+//! * [`SCRIBBLE`]: each mapping that is shared and writable is filled with ones, rings included.
 //!
-//! The process has to be able to read its maps and its own memory: of a worker, one without a
-//! filter of system calls, which is the stronger attacker. Memory is accessed by `process_vm_readv`
-//! and `process_vm_writev` on this process, so what is not there is an error and no fault.
+//! The process must be able to read its maps and its own memory, as a worker without a filter of
+//! system calls can, which is the stronger attacker. Memory is accessed by `process_vm_readv` and
+//! `process_vm_writev` on the process itself, so an unmapped address is an error and no fault.
 
 use std::fs;
 use std::hint::black_box;
@@ -23,38 +24,39 @@ use nix::unistd::{Pid, getpid};
 use vio::blk::{BlockIo, Completion, Op, Outcome, Piece};
 use vio::pass_down;
 
-/// Bytes of a read that attacks.
+/// Bytes of a read that triggers an attack.
 pub const ATTACK_BYTES: u32 = 512;
-/// Distance of the read that searches from the end of the disk, in bytes.
+/// Distance of the read that starts the search from the end of the disk, in bytes.
 pub const SCAN: u64 = 512;
-/// Distance of the read that fills shared memory from the end of the disk, in bytes.
+/// Distance of the read that overwrites shared memory from the end of the disk, in bytes.
 pub const SCRIBBLE: u64 = 1024;
-/// Word in the place of one that was found.
+/// Word that overwrites a word that was found.
 pub const OVERWRITTEN: u64 = 0x4141_4141_4141_4141;
-/// Serial number of a disk that `exitless-lab device-worker` attacks with.
+/// Serial number that makes `exitless-lab device-worker` use this disk.
 pub const SCANNING_ID: &str = "scan-memory";
 
-/// Words are known by their products with this, so that the search itself holds none.
+/// The words are identified by their products with this factor, so that the search code itself does
+/// not contain them.
 const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
 const SECRET_PRODUCT: u64 = 0x5ec2_e7c0_ffee_0001;
 const OWN_PRODUCT: u64 = 0x0a11_0fa1_1dea_0003;
-/// Bytes that are read at a time.
+/// Bytes read at a time.
 const CHUNK: usize = 1 << 20;
 const PAGE: u64 = 4096;
 
-/// Returns the word of pages that no request names.
+/// Returns the word in pages that no request names.
 pub fn secret() -> u64 {
     word(SECRET_PRODUCT)
 }
 
-/// Returns the word of the guest's requests.
+/// Returns the word in the data of the guest's requests.
 pub fn own() -> u64 {
     word(OWN_PRODUCT)
 }
 
 fn word(product: u64) -> u64 {
-    // Newton's iteration for the inverse modulo 2^64 of an odd number: the number of right bits,
-    // 3 at first (x is its own inverse modulo 8), doubles each time.
+    // Newton's iteration for the inverse of an odd number modulo 2^64. The number of correct bits
+    // doubles each time, from 3 at first (an odd x is its own inverse modulo 8).
     let factor = black_box(FACTOR);
     let inverse = (0..5).fold(factor, |inverse, _| {
         inverse.wrapping_mul(2u64.wrapping_sub(factor.wrapping_mul(inverse)))
@@ -65,20 +67,20 @@ fn word(product: u64) -> u64 {
 /// Result of a search.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ScanReport {
-    /// Bytes of memory that were read.
+    /// Bytes of memory read.
     pub bytes_read: u64,
-    /// Bytes found of words that no request names.
+    /// Bytes found of the word [`secret`].
     pub secret_bytes: u64,
-    /// Pages with such words.
+    /// Number of pages that contain it.
     pub secret_pages: u64,
-    /// Bytes found of words of requests.
+    /// Bytes found of the word [`own`].
     pub own_bytes: u64,
-    /// Bytes overwritten, of either.
+    /// Bytes overwritten, of both kinds.
     pub overwritten: u64,
 }
 
 impl ScanReport {
-    /// Bytes of a report in a read's data.
+    /// Length of a report in a read's data, in bytes.
     pub const BYTES: usize = 40;
 
     fn bytes(self) -> [u8; Self::BYTES] {
@@ -96,7 +98,7 @@ impl ScanReport {
         bytes
     }
 
-    /// Reads a report from a read's data.
+    /// Decodes a report from a read's data.
     pub fn from_bytes(bytes: &[u8; Self::BYTES]) -> Self {
         let word = |at: usize| {
             let mut word = [0; 8];
@@ -113,7 +115,7 @@ impl ScanReport {
     }
 }
 
-/// A mapping of this process.
+/// A readable mapping of this process.
 struct Mapping {
     start: u64,
     end: u64,
@@ -122,7 +124,7 @@ struct Mapping {
 }
 
 impl Mapping {
-    /// Reads a line of `/proc/self/maps`; `None` for one that cannot be read.
+    /// Parses a line of `/proc/self/maps`. Returns `None` for a mapping that is not readable.
     fn parse(line: &str) -> Option<Self> {
         let mut fields = line.split_ascii_whitespace();
         let (start, end) = fields.next()?.split_once('-')?;
@@ -142,7 +144,7 @@ fn mappings() -> Vec<Mapping> {
     maps.lines().filter_map(Mapping::parse).collect()
 }
 
-/// Reads memory of this process; the number of bytes that are there.
+/// Reads memory of this process. Returns the number of bytes read.
 fn peek(pid: Pid, at: u64, bytes: &mut [u8]) -> usize {
     let len = bytes.len();
     let from = RemoteIoVec {
@@ -152,7 +154,7 @@ fn peek(pid: Pid, at: u64, bytes: &mut [u8]) -> usize {
     process_vm_readv(pid, &mut [IoSliceMut::new(bytes)], &[from]).unwrap_or(0)
 }
 
-/// Writes memory of this process; whether it could be.
+/// Writes memory of this process. Returns whether all bytes were written.
 fn poke(pid: Pid, at: u64, bytes: &[u8]) -> bool {
     let to = RemoteIoVec {
         base: at as usize,
@@ -161,7 +163,7 @@ fn poke(pid: Pid, at: u64, bytes: &[u8]) -> bool {
     process_vm_writev(pid, &[IoSlice::new(bytes)], &[to]) == Ok(bytes.len())
 }
 
-/// Searches all of memory.
+/// Searches all readable memory of this process.
 fn scan() -> ScanReport {
     let pid = getpid();
     let mut report = ScanReport::default();
@@ -180,7 +182,7 @@ fn scan() -> ScanReport {
                 word.copy_from_slice(bytes);
                 let product = u64::from_le_bytes(word).wrapping_mul(factor);
                 let address = at + 8 * index as u64;
-                // Its own copy of what it reads.
+                // Skips the buffer that this function reads into.
                 let is_chunk = (chunk_start..chunk_start + CHUNK as u64).contains(&address);
                 if is_chunk || ![SECRET_PRODUCT, OWN_PRODUCT].contains(&product) {
                     continue;
@@ -197,14 +199,14 @@ fn scan() -> ScanReport {
                     report.overwritten += 8;
                 }
             }
-            // What cannot be read is passed over by pages.
+            // Memory that cannot be read is skipped page by page.
             at += (read as u64).max(PAGE);
         }
     }
     report
 }
 
-/// Fills all that this process shares with others.
+/// Fills all memory that this process shares with others.
 fn scribble() {
     let pid = getpid();
     let ones = vec![0xff; CHUNK];
@@ -221,15 +223,15 @@ fn scribble() {
     }
 }
 
-/// A disk that attacks. See the head of the module.
+/// A disk that attacks; see the module's description.
 pub struct ScanDisk {
     below: Box<dyn BlockIo>,
-    /// Attacks that are over.
+    /// Completions of attacks.
     done: Vec<Completion>,
 }
 
 impl ScanDisk {
-    /// Attacks from above `below`, which moves data directly.
+    /// Creates the disk in front of `below`, which transfers data directly.
     pub fn new(below: Box<dyn BlockIo>) -> Self {
         Self {
             below,
@@ -237,7 +239,7 @@ impl ScanDisk {
         }
     }
 
-    /// Returns whether `op` is an attack: its distance from the end.
+    /// Returns the distance from the end of the disk if `op` triggers an attack.
     fn attack(&self, op: Op) -> Option<u64> {
         let Op::Read { offset, len } = op else {
             return None;

@@ -1,6 +1,6 @@
-//! A disk that is as slow as a test wants.
+//! A disk whose operations wait until the test releases them.
 
-/// The end of a [`SlowDisk`] that the test has; usable from any thread.
+/// The test's end of a [`SlowDisk`]; usable from any thread.
 pub use gate::GateControl as SlowControl;
 
 gate::slow_disk!(vio);

@@ -1,6 +1,6 @@
-//! A guest of one paravirtual IOMMU, for tests and measurements: the function on virtio-pci, under
-//! an owner that is called by hand or runs on a sidecore, and a driver that waits for each request
-//! as Linux's does.
+//! A guest of one paravirtual IOMMU, for tests and benchmarks: the function on virtio-pci, an owner
+//! that is called directly or runs on a sidecore, and a driver that waits for each request as
+//! Linux's does.
 #![forbid(unsafe_code)]
 #![expect(missing_docs, reason = "names say it, as in a driver")]
 
@@ -31,27 +31,28 @@ pub type Request = machine::Request<Owner>;
 
 pub const RAM: u64 = 4 << 20;
 const RINGS: u64 = 0x1_0000;
-/// The request under way, and its tail behind it.
+/// Addresses of the request in flight, and of its tail, which the device writes.
 const REQUEST: u64 = 0x2_0000;
 const TAIL: u64 = 0x2_1000;
 const QUEUE_SIZE: u16 = 64;
-/// Queue 0.
+/// Index of the request queue.
 const REQUESTS: u16 = 0;
 
-/// Turns that a request may take: minutes, by hand or not.
+/// Number of turns that a request may take: minutes, with either bus.
 const PATIENCE: u64 = 1 << 28;
 
 pub const IOMMU: SourceId = SourceId::new(0, 1, 0);
 pub const DISK: SourceId = SourceId::new(0, 2, 0);
 
-/// Messages that go nowhere: its driver polls.
+/// Interrupt messages that are dropped: the driver polls.
 struct Nobody;
 
 impl InterruptSink for Nobody {
     fn send(&self, _from: SourceId, _message: Message) {}
 }
 
-/// A machine of the unit and its function, which is trapped or not, and its memory.
+/// Creates an owner with the unit and its function, and guest memory. If `is_trapped`, each kick is
+/// a message to the owner.
 pub fn machine(is_trapped: bool) -> (Owner, GuestRam) {
     let ram = GuestRam::new(&[(Gpa::new(0), RAM)]).expect("memory");
     let endpoints = vec![DISK.0..=0xff];
@@ -69,24 +70,24 @@ pub fn machine(is_trapped: bool) -> (Owner, GuestRam) {
     (owner, ram)
 }
 
-/// Path of the guest's exits to the owner, and of the owner's turns.
+/// Path of the guest's register accesses to the owner, and of the owner's progress.
 pub trait Bus {
     fn ask(&mut self, op: Op) -> u64;
-    /// The guest waits a little.
+    /// Gives the owner time to work while the guest waits.
     fn turn(&mut self);
 }
 
-/// A guest's exit as a message.
+/// Returns the message that a register access of the guest sends to the owner.
 fn access(op: Op) -> impl FnOnce(Reply<u64>) -> Request {
     let target = Target::Function(0);
     move |reply| Request::Access { target, op, reply }
 }
 
-/// An owner called by hand.
+/// An owner without a thread: the caller makes it sweep.
 pub struct ByHand {
     pub owner: Owner,
     pub wakes: Wakes,
-    /// Sweeps so far.
+    /// Number of sweeps so far.
     pub sweeps: u64,
 }
 
@@ -135,17 +136,17 @@ impl Bus for Handle<Request> {
     }
 }
 
-/// The driver.
+/// The guest, with its driver.
 pub struct Guest<B> {
     pub bus: B,
     pub ram: GuestRam,
     driver: FakeDriver<GuestRam>,
-    /// Doorbells that it was asked to ring, and did.
+    /// Number of doorbells that were rung on the device's request.
     pub kicks: u64,
 }
 
 impl<B: Bus> Guest<B> {
-    /// Its driver started.
+    /// Creates a guest whose driver has started.
     pub fn new(bus: B, ram: GuestRam) -> Self {
         let driver = FakeDriver::new(ram.clone(), Gpa::new(RINGS), REQUESTS, QUEUE_SIZE);
         let mut guest = Self {
@@ -177,7 +178,8 @@ impl<B: Bus> Guest<B> {
         })
     }
 
-    /// Memory and bus mastering on; reset, every feature, the request queue (virtio 1.2, 3.1.1).
+    /// Initializes the device: memory and bus mastering on; reset, all features, the request queue
+    /// (virtio 1.2 §3.1.1).
     fn negotiate(&mut self) {
         self.bus.ask(Op::ConfigWrite {
             reg: 0x04,
@@ -209,7 +211,7 @@ impl<B: Bus> Guest<B> {
         assert_eq!(self.read(status, 1), 15, "the device is on");
     }
 
-    /// Puts a request into the ring. Returns whether its device wants a kick.
+    /// Adds a request to the ring. Returns whether the device wants a notification.
     pub fn put(&mut self, request: &[u8]) -> bool {
         self.driver.put(REQUEST, request);
         self.driver.put(TAIL, &[0xff; 4]);
@@ -225,7 +227,7 @@ impl<B: Bus> Guest<B> {
         self.write(at, &REQUESTS.to_le_bytes());
     }
 
-    /// The status of the request under way, once it is answered.
+    /// Returns the status of the request in flight, once it is completed.
     pub fn answer(&mut self) -> Option<u8> {
         let (_, len) = self.driver.used()?;
         let mut tail = [0; 4];
@@ -234,7 +236,7 @@ impl<B: Bus> Guest<B> {
         Some(tail[0])
     }
 
-    /// The status of a request, waited for.
+    /// Makes a request and waits for it. Returns its status.
     pub fn request(&mut self, request: &[u8]) -> u8 {
         if self.put(request) {
             self.kick();
@@ -249,7 +251,7 @@ impl<B: Bus> Guest<B> {
     }
 }
 
-/// A request of this type.
+/// Returns the bytes of a request of this type.
 fn words(kind: u8, words: &[u32]) -> Vec<u8> {
     let words = words.iter().flat_map(|word| word.to_le_bytes());
     [kind, 0, 0, 0].into_iter().chain(words).collect()
@@ -263,7 +265,7 @@ pub fn detach(domain: u32, endpoint: SourceId) -> Vec<u8> {
     words(2, &[domain, endpoint.0.into(), 0, 0])
 }
 
-/// A page, for reads and writes.
+/// Returns a MAP request of one page, for reads and writes.
 pub fn map(domain: u32, iova: u64, phys: u64) -> Vec<u8> {
     let last = iova + 0xfff;
     let halves = [iova, last, phys].map(|word| [word as u32, (word >> 32) as u32]);

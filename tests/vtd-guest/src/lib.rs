@@ -1,8 +1,9 @@
-//! A guest of one VT-d unit, for tests: builds tables, submits descriptors, and drives the unit
-//! through any of the three front ends with the same script.
+//! A guest of one VT-d unit, for tests: builds translation tables, submits descriptors, and drives
+//! the unit through any of the three front ends with the same script.
 //!
-//! The tests of the unit as its guest, its functions and its host see it are in this crate: `vtd`
-//! cannot be tested by crates that depend on it. Tests of `vtd-client` use it too.
+//! This crate also has the tests of the unit from the views of its guest, its functions and its
+//! host: `vtd`'s own unit tests cannot use crates that depend on it. Tests of `vtd-client` use this
+//! crate too.
 #![forbid(unsafe_code)]
 #![expect(missing_docs, reason = "names say it, as in a driver")]
 
@@ -15,7 +16,7 @@ use vtd::spec::registers as reg;
 use vtd::{AccessLen, Config, Event, Parked, Progress, Sink, Unit};
 
 pub const RAM: u64 = 16 << 20;
-/// Addresses of the fixed structures.
+/// Addresses of the structures with a fixed place.
 pub const ROOT: u64 = 0x1000;
 pub const CONTEXTS: u64 = 0x2000;
 pub const QUEUE: u64 = 0x3000;
@@ -34,7 +35,7 @@ pub const PS: u64 = 0x80;
 pub const DISK: SourceId = SourceId::new(0, 1, 0);
 pub const NET: SourceId = SourceId::new(0, 2, 0);
 
-/// The guest's memory, and where its next table page comes from.
+/// The guest's memory, and the allocator of its table pages.
 #[derive(Clone)]
 pub struct Guest {
     pub mem: ArrayMem,
@@ -48,7 +49,7 @@ impl Default for Guest {
 }
 
 impl Guest {
-    /// Memory with an empty context table for bus 0.
+    /// Creates memory with an empty context table for bus 0.
     pub fn new() -> Self {
         let guest = Self {
             mem: ArrayMem::new(RAM),
@@ -69,7 +70,8 @@ impl Guest {
         page
     }
 
-    /// Context through tables: AW 1 is 39 bits and 3 levels, 2 is 48 and 4.
+    /// Writes a context entry with tables. Address width `aw`: 1 is 39 bits and 3 levels, 2 is 48
+    /// bits and 4 levels.
     pub fn context(&self, source: SourceId, table: u64, did: u16, aw: u64) {
         self.raw_context(source, table | 1, aw | u64::from(did) << 8);
     }
@@ -79,7 +81,7 @@ impl Guest {
         self.put(at, u128::from(hi) << 64 | u128::from(lo));
     }
 
-    /// Address of the entry for `iova` at `level`, making the tables above it.
+    /// Returns the address of the entry for `iova` at `level`. Creates the tables above it.
     pub fn entry(&mut self, table: u64, levels: u32, iova: u64, level: u32) -> u64 {
         let mut table = table;
         for at in (level..=levels).rev() {
@@ -109,7 +111,7 @@ impl Guest {
     }
 }
 
-// Descriptors, as literals a driver would write.
+// Descriptors, as the literals that a driver would write.
 pub const fn cc_global() -> u128 {
     0x11
 }
@@ -135,7 +137,7 @@ pub const fn wait_interrupt() -> u128 {
     0x15
 }
 
-/// Messages and events of the unit.
+/// Records messages and events of the unit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RecordingSink {
     pub messages: Vec<(u64, u32)>,
@@ -166,7 +168,7 @@ enum Front {
     Shared(Shared),
 }
 
-/// A unit behind one front end, its memory and its guest's view of the registers.
+/// A unit behind one front end, its memory, and the guest's view of its registers.
 pub struct Machine<M: PhysMem> {
     pub unit: Unit,
     pub mem: M,
@@ -176,7 +178,7 @@ pub struct Machine<M: PhysMem> {
     pub tail: u64,
     front: Front,
     leases: Vec<LeaseId>,
-    /// Whether the unit works after every write, as a fast sidecore would; in page modes.
+    /// In the page modes, whether the unit works after every write, like a fast sidecore.
     pub is_eager: bool,
 }
 
@@ -206,7 +208,7 @@ impl<M: PhysMem> Machine<M> {
         Self::new(Mode::Trap, Config::default(), mem)
     }
 
-    /// The guest's store.
+    /// Stores to a register, as the guest does.
     pub fn write(&mut self, offset: u16, len: AccessLen, value: u64) {
         match &mut self.front {
             Front::Trap => {
@@ -236,7 +238,7 @@ impl<M: PhysMem> Machine<M> {
         self.write(offset, AccessLen::B8, value);
     }
 
-    /// The guest's load, without the tags that `shared` adds.
+    /// Loads a register, as the guest does, without the tag bits that the shared front end adds.
     pub fn read(&mut self, offset: u16, len: AccessLen) -> u64 {
         let value = match (&self.front, len) {
             (Front::Trap, _) => self.unit.read(offset, len),
@@ -291,8 +293,8 @@ impl<M: PhysMem> Machine<M> {
         }
     }
 
-    /// The owner works until there is nothing to do, completing every ticket. Bounded: a unit that
-    /// never comes to rest fails the test.
+    /// Lets the unit work until it is idle, and completes every ticket. Bounded: a unit that never
+    /// becomes idle fails the test.
     pub fn settle(&mut self) -> Progress {
         for _ in 0..100_000 {
             match self.once() {
@@ -311,9 +313,10 @@ impl<M: PhysMem> Machine<M> {
     }
 }
 
-/// A submission: descriptors at the tail of a 256-entry queue, then IQT.
+/// Submission of descriptors at the tail of a queue of 256 entries, followed by a store to IQT.
 impl<M: PhysMem + HasRam> Machine<M> {
-    /// Does what a driver does: latch the tables, turn the queue on, flush, turn translation on.
+    /// Initializes the unit as a driver does: latches the tables, turns the queue on, invalidates,
+    /// turns translation on.
     pub fn boot(&mut self) {
         self.write8(reg::IQT, 0);
         self.write8(reg::IQA, QUEUE);
@@ -328,7 +331,7 @@ impl<M: PhysMem + HasRam> Machine<M> {
         self.poll(reg::GSTS, 0x8000_0000, 0x8000_0000);
     }
 
-    /// Descriptors at the tail, without the store to IQT.
+    /// Writes descriptors at the tail, without the store to IQT.
     pub fn fill(&mut self, descriptors: &[u128]) {
         for descriptor in descriptors {
             let at = Gpa::new(QUEUE + self.tail);
@@ -343,7 +346,8 @@ impl<M: PhysMem + HasRam> Machine<M> {
         self.write4(reg::IQT, self.tail as u32);
     }
 
-    /// Submits and waits as Linux does, then zeroes the status word; panics if it does not come.
+    /// Submits descriptors and a wait as Linux does, then zeroes the status word. Panics if the
+    /// wait does not complete.
     pub fn submit_wait(&mut self, descriptors: &[u128]) {
         let mut all = descriptors.to_vec();
         all.push(wait_status(STATUS, 2));
@@ -392,7 +396,7 @@ impl<M: PhysMem + HasRam> Machine<M> {
     }
 }
 
-/// The array behind a memory, for the guest's own accesses.
+/// Access to the underlying array of a memory, for the guest's own accesses.
 pub trait HasRam {
     fn ram(&self) -> &ArrayMem;
 }
@@ -424,12 +428,12 @@ pub fn assert_run(answer: Result<Run, Stop>, gpa: u64, len: u64) {
     );
 }
 
-/// The dwords of recording register `index`.
+/// Returns the dwords of fault recording register `index`.
 pub fn record<M: PhysMem>(machine: &mut Machine<M>, index: u16) -> [u32; 4] {
     [0, 4, 8, 12].map(|at| machine.read4(FRCD + index * 16 + at))
 }
 
-/// Expects a recorded fault: source, page, reason, and whether it was a read.
+/// Expects a recorded fault: source, page, reason, and whether the access was a read.
 #[track_caller]
 pub fn assert_record<M: PhysMem>(
     machine: &mut Machine<M>,

@@ -1,4 +1,5 @@
-//! p-S over the tables.
+//! Section `table`, workload p-S: threads map and unmap one page at a time among S pages, in the
+//! lock-free page table and in those with locks.
 
 use std::sync::Arc;
 
@@ -13,13 +14,13 @@ use crate::map::rig::{self, CONFIG};
 use crate::measure::{Case, Turns};
 use crate::record::Record;
 
-/// S: one leaf table's worth, 128, and 4,096 of them (16 MiB of entries).
+/// S: the pages of half a leaf table, of 128 leaf tables, and of 4,096 (16 MiB of entries).
 pub const PAGES: [u64; 3] = [256, 65_536, 2_097_152];
 
 /// Names of the tables in keys.
 pub const TABLES: [&str; 4] = ["lock_free", "rw_locks", "global_lock", "linux"];
 
-/// Sharing of threads, by the names of rows.
+/// Overlap of the threads' pages, by the names of rows.
 const SPLITS: [(&str, usize, Split); 4] = [
     ("alone", 1, Split::Shared),
     ("shared", 2, Split::Shared),
@@ -27,7 +28,7 @@ const SPLITS: [(&str, usize, Split); 4] = [
     ("own_leaves", 2, Split::OwnLeaves),
 ];
 
-/// Runs p-S.
+/// Measures workload p-S.
 pub fn measure(turns: &Turns, record: &mut Record) {
     for pages in PAGES {
         for (name, threads, split) in SPLITS {

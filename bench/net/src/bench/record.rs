@@ -1,4 +1,4 @@
-//! Rows and keys: the table people read and the object programs read, from one source.
+//! Results: the printed table and the keys of the JSON report, from one source.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use vhost_net::drive::Report;
 use super::Settings;
 use super::server::Peer;
 
-/// The six cells at 64 bytes whose mean is a key of its own.
+/// The six ratios at 64 bytes, whose geometric mean is a key of its own.
 const CELLS: [&str; 6] = [
     "net_g2h_split_vs_dpdk",
     "net_h2g_split_vs_dpdk",
@@ -20,11 +20,11 @@ const CELLS: [&str; 6] = [
     "net_loop_packed_vs_dpdk",
 ];
 
-/// A key, what it should be, and whether that is the least or the most.
+/// A key of the report, with its goal if it has one.
 pub struct Goal {
     /// The key.
     pub key: &'static str,
-    /// Bound of its value, where it is judged.
+    /// Direction («at least» or «at most») and bound of its value.
     pub bound: Option<(&'static str, f64)>,
 }
 
@@ -46,7 +46,7 @@ const fn shown(key: &'static str) -> Goal {
     Goal { key, bound: None }
 }
 
-/// The keys that are always there, null where they were not measured.
+/// Keys that every report has; null if they were not measured.
 pub const KEYS: [Goal; 27] = [
     at_least("net_g2h_split_vs_dpdk", 0.7),
     at_least("net_h2g_split_vs_dpdk", 0.7),
@@ -77,7 +77,7 @@ pub const KEYS: [Goal; 27] = [
     shown("checked_at_receiver"),
 ];
 
-/// One row: windows of each server.
+/// A row of the table: the measured windows of each server.
 #[derive(Debug)]
 pub struct Row {
     name: String,
@@ -94,7 +94,7 @@ struct Outcome {
 }
 
 impl Row {
-    /// Without anything so far.
+    /// Creates a row without results.
     pub fn new(name: &str) -> Self {
         Self {
             name: name.to_owned(),
@@ -103,7 +103,7 @@ impl Row {
         }
     }
 
-    /// A server that is not measured.
+    /// Adds a server that could not be measured.
     pub fn failed(&mut self, peer: Peer, error: &anyhow::Error) {
         self.outcomes.push(Outcome {
             peer,
@@ -113,7 +113,7 @@ impl Row {
         });
     }
 
-    /// A server's windows.
+    /// Adds a server's windows.
     pub fn measured(&mut self, peer: Peer, reports: &[Report], value: &dyn Fn(&Report) -> f64) {
         self.outcomes.push(Outcome {
             peer,
@@ -137,7 +137,7 @@ impl Row {
             .map(|outcome| outcome.values.as_slice())
     }
 
-    /// Windows by server.
+    /// Returns the windows of each server that was measured.
     pub fn reports(&self) -> impl Iterator<Item = (Peer, &[Report])> {
         let measured = self
             .outcomes
@@ -146,14 +146,14 @@ impl Row {
         measured.map(|outcome| (outcome.peer, outcome.reports.as_slice()))
     }
 
-    /// Ours divided by DPDK's, round by round.
+    /// Returns this project's value divided by DPDK's, round by round.
     pub fn ratio(&self) -> Option<Measured> {
         let (ours, theirs) = (self.values(Peer::Ours)?, self.values(Peer::Dpdk)?);
         Measured::of(ours.iter().zip(theirs).map(|(ours, theirs)| ours / theirs))
     }
 }
 
-/// Figures measured so far.
+/// Results measured so far.
 #[derive(Debug)]
 pub struct Record {
     keys: Object,
@@ -161,11 +161,11 @@ pub struct Record {
 }
 
 impl Record {
-    /// With the machine and the settings as its first keys; figures of sections that this run
-    /// leaves out are kept.
+    /// Creates a record with the machine and the settings as its first keys. If this run is limited
+    /// to some sections, the figures of the others are kept from the existing report.
     ///
     /// # Errors
-    /// There is a report, and it cannot be read.
+    /// There is a report that cannot be read.
     pub fn open(settings: &Settings) -> Result<Self> {
         let mode = "native, one CPU for the server, one for the client, servers in turns";
         let mut keys = Object::new(&Host::read(), mode);
@@ -190,7 +190,7 @@ impl Record {
         })
     }
 
-    /// Prints what the run is.
+    /// Prints the conditions of the run.
     pub fn heading(&self) {
         for key in ["machine", "kernel", "mode", "commit", "rounds", "window_ms"] {
             let value = self.keys.keys()[key].to_string();
@@ -206,12 +206,13 @@ impl Record {
         self.keys.number(key, value);
     }
 
-    /// A key's number, if it was measured.
+    /// Returns a key's number, if it was measured.
     pub fn get(&self, key: &str) -> Option<f64> {
         self.keys.get(key)
     }
 
-    /// Sums over all rows of ours, those of earlier runs among them.
+    /// Sums lost, wrong and checked frames over all rows of this project's server, earlier runs
+    /// included.
     fn sums(&mut self) {
         for what in ["lost", "wrong", "checked"] {
             let suffix = format!("_ours_{what}");
@@ -227,13 +228,13 @@ impl Record {
         }
     }
 
-    /// A title between rows.
+    /// Prints a section's title.
     pub fn section(&mut self, title: &str) {
         println!("\n{title}");
         self.has_heading = false;
     }
 
-    /// A row, printed and kept.
+    /// Prints a row and sets its keys.
     pub fn row(&mut self, row: &Row) {
         if !self.has_heading {
             self.has_heading = true;
@@ -303,7 +304,8 @@ impl Record {
         );
     }
 
-    /// Whether this client reached less than 1.25 times as much against a server that does nothing.
+    /// Returns whether the rate is above 80 % of this client's rate against a server that does
+    /// nothing.
     fn is_near_ceiling(&self, name: &str, rate: f64) -> bool {
         let cell = name
             .strip_prefix("net_")
@@ -312,7 +314,7 @@ impl Record {
         ceiling.is_some_and(|ceiling| rate * 1.25 > ceiling * 1e6)
     }
 
-    /// A row's ratio under this key, with its extremes.
+    /// Sets and prints a row's ratio, with its extremes.
     pub fn ratio(&mut self, key: &str, row: &Row) {
         let Some(ratio) = row.ratio() else {
             self.keys.value(key, Value::Null);
@@ -325,7 +327,7 @@ impl Record {
         );
     }
 
-    /// A figure with its extremes.
+    /// Sets a figure, with its extremes.
     pub fn measured(&mut self, key: &str, figure: Measured) {
         let parts = [
             ("", figure.median),
@@ -337,7 +339,7 @@ impl Record {
         }
     }
 
-    /// The mean of the six cells, once all are there.
+    /// Sets the geometric mean of the six ratios, once all are measured.
     pub fn geometric_mean(&mut self) {
         let cells: Option<Vec<_>> = CELLS.iter().map(|key| self.get(key)).collect();
         if let Some(cells) = cells {
@@ -347,7 +349,7 @@ impl Record {
         }
     }
 
-    /// Writes the object.
+    /// Writes the JSON report.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -357,7 +359,7 @@ impl Record {
             .with_context(|| path.display().to_string())
     }
 
-    /// Prints the keys.
+    /// Prints the keys, and writes the report.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -372,7 +374,7 @@ impl Record {
     }
 }
 
-/// A key's value, its extremes, and whether it is what it should be.
+/// Returns a key's value with its extremes, and whether it meets its goal.
 pub fn judged(goal: &Goal, keys: &Object) -> String {
     let Some(value) = keys.get(goal.key) else {
         return "not measured".to_owned();

@@ -1,4 +1,4 @@
-//! Disks without load, and guests that sleep after every request.
+//! Cost of idle disks, and wake-ups of guests that sleep after every request.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -12,11 +12,11 @@ use vhost_blk::load::Mode;
 use vhost_blk::process::{cpu_time, memory_use};
 use vhost_blk::ring::feature;
 
-/// Size of a disk that has worked, MiB.
+/// Size of a file disk, in MiB.
 const MIB: u32 = 2;
 
-/// Measures the cost of connected disks: null disks that have done nothing, and files in memory
-/// that have worked.
+/// Measures the cost of connected disks without load: null disks that were never used, and files in
+/// memory that were.
 pub fn idle(bench: &mut Bench) -> Result<()> {
     bench.record.section("Connected disks without load");
     for count in [8, 256] {
@@ -55,8 +55,9 @@ pub fn idle(bench: &mut Bench) -> Result<()> {
     Ok(())
 }
 
-/// Percent of a CPU, KiB of its own more than before, KiB in all. Disks of files are loaded first,
-/// at depth 32.
+/// Returns the server's percentage of a CPU, its anonymous memory in KiB minus that before the
+/// clients connected, and its proportional set size in KiB. Disks of files are loaded first, at
+/// depth 32.
 fn connected(bench: &Bench, peer: &Peer, kind: Kind, count: usize) -> Result<(f64, i64, u64)> {
     let server = server::start(&bench.settings, peer, &Disk::many(kind, count))?;
     let gone = || format!("the server is gone: {}", server.last_words());
@@ -69,7 +70,7 @@ fn connected(bench: &Bench, peer: &Peer, kind: Kind, count: usize) -> Result<(f6
     for socket in server.sockets() {
         clients.push(Client::connect(socket, Options::new(4, 4096)).with_context(gone)?);
     }
-    // The server's work after a connection is over by then.
+    // The server's work for new connections has ended by then.
     thread::sleep(Duration::from_millis(500));
     let (start, cpu) = (Instant::now(), cpu_time(server.pid()).with_context(gone)?);
     thread::sleep(Duration::from_secs_f64(bench.settings.seconds * 3.0));
@@ -82,7 +83,8 @@ fn connected(bench: &Bench, peer: &Peer, kind: Kind, count: usize) -> Result<(f6
     Ok((used.as_secs_f64() / seconds * 100.0, own, after.pss_kib))
 }
 
-/// A server that never spins under a guest that sleeps: each request wakes both.
+/// Measures a server that never spins, with a guest that sleeps after each request: every request
+/// wakes both.
 pub fn sleeps(bench: &mut Bench) -> Result<()> {
     let wanted = bench.settings.sleeps;
     bench.record.section(

@@ -1,4 +1,4 @@
-//! The plots: bars for disks, for disks per core and for offered rates.
+//! Plots: bar charts by kind of disk, by number of disks per core and by offered rate.
 
 use std::path::Path;
 use std::{fs, io};
@@ -8,7 +8,7 @@ use report::svg::{Series, bars};
 
 use super::prices::{PRICED, price_row};
 
-/// Draws what was measured, beside the report.
+/// Draws the measured figures into SVG files beside the report.
 pub fn draw(figures: &Object, report: &Path) -> io::Result<()> {
     let get = |key: String| figures.get(&key);
     let plot = |file: &str,
@@ -91,7 +91,7 @@ pub fn draw(figures: &Object, report: &Path) -> io::Result<()> {
     prices(figures, report)
 }
 
-/// Plots latency and processor time of each idle policy where requests come once a millisecond.
+/// Plots the latency and processor time of each idle policy, with 1,000 requests a second.
 fn prices(figures: &Object, report: &Path) -> io::Result<()> {
     let of = |key: &str| {
         let point = |idle: &&str| figures.get(&format!("{}_ours_{key}", price_row(idle)));

@@ -1,13 +1,14 @@
-//! The adaptive idle policy against fixed ones.
+//! The adaptive idle policy compared with fixed ones.
 //!
-//! The cost of a policy under a load is mean latency × w + the server's processor time per request,
-//! both in microseconds, for w = 0.1, 1 and 10; the adaptive policy receives w as its price. A
-//! policy's figure is its worst ratio to the best fixed policy, over all loads and prices.
+//! The cost of a policy under a load is mean latency × w + processor time of the server per
+//! request, both in microseconds, for the weights w = 0.1, 1 and 10. The adaptive policy receives w
+//! as its parameter. The figure of a policy is its worst ratio to the best fixed policy, over all
+//! loads and weights.
 //!
-//! A machine that takes a CPU away for milliseconds a few times per second decides the mean latency
-//! of all policies alike: one stall of 5 ms weighs as much as 2,000 wakes. So there is a second
-//! figure, beside the first and never instead of it, in which requests that took longer than
-//! [`STALL_NS`] are left out; the part left out is printed.
+//! If a hypervisor takes a CPU away for milliseconds a few times per second, that dominates the
+//! mean latency of all policies alike: one stall of 5 ms weighs as much as 2,000 wake-ups. So a
+//! second figure is reported beside the first, in which requests that took longer than [`STALL_NS`]
+//! are left out. The share of these requests is printed.
 
 use anyhow::Result;
 
@@ -23,11 +24,11 @@ const FIXED: [&str; 6] = [
     "spin:200",
     "spin:1000",
 ];
-/// Repetitions at most: there are six loads for nine policies.
+/// Greatest number of repetitions: there are six loads for nine policies.
 const REPETITIONS: usize = 3;
 const PRICES: [f64; 3] = [0.1, 1.0, 10.0];
 
-/// Requests whose latencies count.
+/// Requests whose latencies are counted.
 #[derive(Clone, Copy)]
 enum Count {
     All,
@@ -35,7 +36,7 @@ enum Count {
 }
 
 impl Count {
-    /// Returns the end of its keys.
+    /// Returns the suffix of its keys.
     const fn suffix(self) -> &'static str {
         match self {
             Self::All => "",
@@ -52,14 +53,14 @@ impl Count {
     }
 }
 
-/// The worst ratios so far.
+/// Worst ratios so far.
 #[derive(Default)]
 struct Worst {
     fixed: [f64; FIXED.len()],
     adaptive: f64,
 }
 
-/// The section.
+/// Measures this section.
 pub fn policies(bench: &mut Bench) -> Result<()> {
     bench
         .record
@@ -80,7 +81,7 @@ pub fn policies(bench: &mut Bench) -> Result<()> {
     ];
     let mut complete = true;
     for (name, pacing) in LOADS {
-        // All policies of a load in one row call: they take turns.
+        // One call for all policies of a load, so that they are measured in turns.
         let row = format!("policy_{name}");
         let results = policy_rows(bench, &row, &peers, name, pacing)?;
         let Some(results) = results.into_iter().collect::<Option<Vec<_>>>() else {
@@ -106,7 +107,8 @@ pub fn policies(bench: &mut Bench) -> Result<()> {
     Ok(())
 }
 
-/// One load: `results` are of the fixed policies and of the adaptive one at each price.
+/// Compares the policies under one load. `results` has the fixed policies, then the adaptive one
+/// for each weight.
 fn compare(bench: &mut Bench, load: &str, count: Count, results: &[Summary], worst: &mut Worst) {
     let (fixed, adaptive) = results.split_at(FIXED.len());
     for (price, adaptive) in PRICES.into_iter().zip(adaptive) {

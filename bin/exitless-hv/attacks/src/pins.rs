@@ -1,5 +1,5 @@
-//! The I/O APIC's pin of the timer chip: an interrupt that is a level (level_pin), or for all
-//! processors (broadcast_pin, broadcast_beat).
+//! Attacks by the I/O APIC's pin of the 8254 timer: a level-triggered interrupt (level_pin), or one
+//! broadcast to all processors (broadcast_pin, broadcast_beat).
 
 use bare::port;
 
@@ -7,35 +7,36 @@ use crate::interrupts::{self, OWN};
 use crate::service::held;
 use crate::{Run, WINDOW_MS, time};
 
-/// The I/O APIC's registers, as firmware puts them on QEMU's q35: which, and its value.
+/// The I/O APIC's index and data registers, at the addresses that firmware gives them on QEMU's
+/// q35.
 const SELECT: u64 = 0xfec0_0000;
 const WINDOW: u64 = 0xfec0_0010;
-/// The timer chip's pin, and its entry.
+/// The pin of the 8254 timer, and the index of its redirection entry.
 const PIN: u32 = 2;
 const ENTRY: u32 = 0x10 + 2 * PIN;
-/// In an entry: by logical identifier, a level, masked.
+/// Fields of a redirection entry: logical destination mode, level-triggered, masked.
 const LOGICAL: u32 = 1 << 11;
 const LEVEL: u32 = 1 << 15;
 const MASKED: u32 = 1 << 16;
-/// Every processor.
+/// Destination of all processors, in the high word of an entry.
 const ALL: u32 = 0xff << 24;
-/// The other processor's own beat.
+/// Vector of the other processor's own timer.
 const BEAT: u8 = 0x40;
-/// The timer chip's channel 0 and command, its frequency.
+/// Data port of channel 0 of the 8254 timer, its command port, and its counts in a millisecond.
 const CHANNEL: u16 = 0x40;
 const COMMAND: u16 = 0x43;
 const PER_MS: u16 = 1193;
 
-/// Mode in which the timer chip counts.
+/// Mode in which the 8254 timer counts.
 #[derive(Clone, Copy)]
 enum Count {
-    /// Once; its line stays up.
+    /// One-shot; the output stays high.
     Once,
-    /// For ever.
+    /// Periodic.
     Periodic,
 }
 
-/// A level of the host's class, which the guest does not end.
+/// Sends a level-triggered interrupt in the host's priority class, which the guest does not end.
 pub fn level_pin(run: &Run) {
     held(run, |vector| {
         route(0, u32::from(vector) | if run.is_calm { 0 } else { LEVEL });
@@ -44,12 +45,13 @@ pub fn level_pin(run: &Run) {
     route(0, MASKED);
 }
 
-/// A thousand a second to all processors, with a vector of the guest's choice.
+/// Broadcasts about 1000 interrupts in a second to all processors, with one of the guest's own
+/// vectors.
 pub fn broadcast_pin(run: &Run) {
     broadcast(run, OWN);
 }
 
-/// The same with the vector of the other processor's clock.
+/// Does the same with the vector of the other processor's timer.
 pub fn broadcast_beat(run: &Run) {
     broadcast(run, BEAT);
 }
@@ -68,11 +70,11 @@ fn broadcast(run: &Run, vector: u8) {
     run.result(format_args!("ran={ran}"));
 }
 
-/// Sets the entry of the timer chip's pin.
+/// Writes the redirection entry of the timer's pin.
 fn route(destination: u32, low: u32) {
     for (register, value) in [(ENTRY, MASKED), (ENTRY + 1, destination), (ENTRY, low)] {
         for (address, word) in [(SELECT, register), (WINDOW, value)] {
-            // SAFETY: the chip's registers, mapped as they are; all vectors have handlers.
+            // SAFETY: the I/O APIC's registers, identity-mapped; all vectors have handlers.
             unsafe { (address as *mut u32).write_volatile(word) }
         }
     }
@@ -85,7 +87,7 @@ fn start_chip(count: Count) {
     };
     let [low, high] = PER_MS.to_le_bytes();
     for (register, value) in [(COMMAND, mode), (CHANNEL, low), (CHANNEL, high)] {
-        // SAFETY: the chip's own registers.
+        // SAFETY: registers of the 8254.
         unsafe { port::out8(register, value) }
     }
 }

@@ -1,14 +1,15 @@
-//! Text to a port: QEMU's debug console, or a serial line.
+//! Text output by a port: QEMU's debug console, or a serial line.
 
 use core::fmt::{self, Write};
 
 use crate::port;
 
-/// QEMU's debug console: a byte written is a byte of its file, and what is read is its own number.
+/// Port of QEMU's debug console: each byte written is appended to its file, and a read returns
+/// 0xe9.
 const DEBUG_CONSOLE: u16 = 0xe9;
-/// The second serial line; the first is the guest's.
+/// Port of the second serial line; the first belongs to the guest.
 pub const COM2: u16 = 0x2f8;
-/// The first.
+/// Port of the first serial line.
 pub const COM1: u16 = 0x3f8;
 
 /// Destination of text.
@@ -24,24 +25,24 @@ impl Output {
     /// Returns the debug console if there is one, else this serial line, set up.
     #[must_use]
     pub fn find(serial: u16) -> Self {
-        // SAFETY: where there is no debug console, nothing is at its port.
+        // SAFETY: reading this port has no side effect, with or without a debug console.
         if unsafe { port::in8(DEBUG_CONSOLE) } == 0xe9 {
             return Self::Debug;
         }
         Self::serial(serial)
     }
 
-    /// Returns a serial line, set up.
+    /// Initializes a serial line and returns it.
     #[must_use]
     pub fn serial(line: u16) -> Self {
         for (register, value) in [(1, 0), (3, 0x80), (0, 1), (1, 0), (3, 3), (2, 7), (4, 3)] {
-            // SAFETY: a 16550's registers; the line is ours.
+            // SAFETY: registers of a 16550 that this program owns.
             unsafe { port::out8(line + register, value) }
         }
         Self::Serial(line)
     }
 
-    /// Returns its ports.
+    /// Returns the range of ports that it uses.
     pub fn ports(self) -> core::ops::Range<u16> {
         match self {
             Self::Debug => DEBUG_CONSOLE..DEBUG_CONSOLE + 1,
@@ -54,8 +55,8 @@ impl Output {
             // SAFETY: the debug console takes any byte.
             Self::Debug => unsafe { port::out8(DEBUG_CONSOLE, byte) },
             Self::Serial(line) => {
-                // A line that is not there reads as all ones, and one that is stuck is not waited
-                // for.
+                // An absent line reads as all ones. A line that stays busy is not waited for any
+                // longer.
                 // SAFETY: as above.
                 let is_ready = |_: &u32| unsafe { port::in8(line + 5) } & 0x20 != 0;
                 let _ = (0..100_000).find(is_ready);

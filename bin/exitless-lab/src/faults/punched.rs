@@ -1,5 +1,5 @@
-//! Memory whose pages a thread takes away and brings back while the guest runs:
-//! `--fault memory:punch`.
+//! `--fault memory:punch`: guest memory whose pages a thread removes and restores while the guest
+//! runs.
 
 use anyhow::{Context, Result, bail};
 use punch::{PunchedRam, Puncher};
@@ -8,17 +8,17 @@ use vmm::run::Reach;
 
 use vmm::run::{Functions, Memory, OwnerHandle, Paging, Pieces};
 
-/// Memory that comes and goes.
+/// Guest memory whose pages are removed and restored at random.
 pub struct Punched {
     pieces: Pieces,
     ram: PunchedRam,
 }
 
 impl Punched {
-    /// Creates it of these pieces.
+    /// Creates the memory from the pieces of a machine.
     ///
     /// # Errors
-    /// No more descriptors.
+    /// No descriptor is left for an eventfd.
     pub fn new(pieces: Pieces) -> Result<Self> {
         Ok(Self {
             ram: PunchedRam::new(pieces.ram.clone()).context("an eventfd")?,

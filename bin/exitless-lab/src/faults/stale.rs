@@ -1,10 +1,11 @@
-//! `--fault mapper:stale`: reads and writes that a host's kernel does and the swapper avoids, done
-//! to be counted.
+//! `--fault mapper:stale`: reads and writes that a host kernel's swapping does and this swapper
+//! avoids, enabled here so that they can be counted.
 
 use swap::residency::{FaultOrigin, IoPolicy};
 
-/// VSwapper's stale reads and silent writes: a page that a device is about to overwrite is read
-/// first, and one that a disk's block equals is written to the store.
+/// Policy with the stale reads and silent writes of VSwapper (ASPLOS 2014): a page that a device is
+/// about to overwrite is read from the store first, and an unmodified page of which the guest's
+/// disk has a copy is written to the store.
 #[derive(Clone, Copy, Debug)]
 pub struct StaleMapper;
 

@@ -1,5 +1,6 @@
-//! The closed sets that a machine's owner is composed of: its remapping units, here, and its
-//! functions, which each program names. A new unit or class is a crate, and an arm here.
+//! The closed sets of which a machine's owner is composed: its remapping units, defined here, and
+//! its functions, defined by each program. To add a unit or a class of function, add a crate, and a
+//! variant here.
 
 use assign::calls::CallThread;
 use assign::function::Assigned;
@@ -15,17 +16,18 @@ use vio::rng::Rng;
 use virtio_pci::VirtioFunction;
 use vtd_port::VtdPort;
 
-/// Asynchronous pieces in flight: 1,024 for each of the 31 functions of the bus, which the largest
-/// request fits into (4 MiB in pages that lie scattered), and 32,767 for drivers that need more.
+/// Pieces of guest memory in asynchronous use at a time: 1,024 for each of the 31 functions of the
+/// bus, which suffices for the largest request (4 MiB in scattered pages), and 32,767 for drivers
+/// that need more.
 pub const MAX_LEASES: usize = guest_mem::MAX_LEASES;
 units! {
-    /// The remapping unit of a machine. The paravirtual one takes commands from its function.
+    /// The remapping unit of a machine. The paravirtual one receives commands from its function.
     pub enum Units: IommuRequest {
         /// Devices see guest-physical addresses.
         None(NoIommu),
         /// An emulated VT-d unit.
         Vtd(VtdPort),
-        /// A paravirtual one, which its function has requests for.
+        /// A paravirtual unit, to which its PCI function sends requests.
         Paravirtual(PvIommu),
     }
 }
@@ -33,8 +35,8 @@ units! {
 /// An assigned device, as a function of a machine.
 pub type AssignedDevice = Assigned<VfioHardware, CallThread>;
 
-/// Closed set of the functions of a program's machines, as [`functions!`](crate::functions) makes
-/// one. How a disk becomes a function is the program's to say.
+/// Closed set of the functions of a program's machines, made by [`functions!`](crate::functions).
+/// The program decides how a disk becomes a function.
 pub trait Functions:
     ResolveFunction<IommuRequest>
     + From<VirtioFunction<Net>>
@@ -132,8 +134,8 @@ macro_rules! functions {
     };
 }
 
-/// The owner of a machine's unit and functions, over its memory.
+/// The owner of a machine's unit and functions, with its guest memory.
 pub type Owner<F, M> = machine::Owner<Units, F, M>;
 
-/// Request of another thread to it.
+/// Request of another thread to the owner.
 pub type Request<F, M> = machine::Request<Owner<F, M>>;

@@ -1,7 +1,7 @@
-//! The keys of a block device, as they are written after `--disk` and `--block`, and in a file.
+//! The keys of a block device, for the options `--disk` and `--block` and for configuration files.
 //!
-//! One grammar for every command: each accepts a part of the keys, and the values that a key may
-//! have are given here.
+//! All commands share one grammar: each accepts a subset of the keys. The values of a key are the
+//! same for all.
 
 use std::path::PathBuf;
 
@@ -11,10 +11,10 @@ use serde::Deserialize;
 use super::keys::Keys;
 use super::size::{self, in_range};
 
-/// The longest socket path: what `sockaddr_un` holds, without its terminator.
+/// The longest socket path, in bytes: the size of `sun_path` without its terminator.
 pub const MAX_SOCKET: usize = 107;
 
-/// Every key.
+/// All keys.
 pub const ALL: [&str; 20] = [
     "id",
     "socket",
@@ -38,27 +38,27 @@ pub const ALL: [&str; 20] = [
     "bps-burst",
 ];
 
-/// Returns the serial number of a disk with this name, of 20 bytes at most.
+/// Returns the serial number of a disk with this name of at most 20 bytes, zero-padded.
 pub fn serial(id: &str) -> [u8; 20] {
     let mut serial = [0; 20];
     serial[..id.len()].copy_from_slice(id.as_bytes());
     serial
 }
 
-/// Returns every key but these.
+/// Returns all keys but these.
 pub fn all_but(accepted: &[&str]) -> impl Iterator<Item = &'static str> {
     let accepted = accepted.to_vec();
     ALL.into_iter().filter(move |key| !accepted.contains(key))
 }
 
-/// Format of a device's file.
+/// Format of a device's image file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     Raw,
     Qcow2,
 }
 
-/// One device as it is written.
+/// One device as the user writes it, not yet checked.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct BlockSpec {
@@ -93,10 +93,10 @@ pub struct BlockSpec {
 }
 
 impl BlockSpec {
-    /// Takes those of `accepted` out of `keys`; what is left is the command's own, or unknown.
+    /// Takes the keys of `accepted` out of `keys`. The rest is for the command, or unknown.
     ///
     /// # Errors
-    /// Names the option and the key whose value is no switch, or no number.
+    /// A value is no switch or no number; the error names the option and the key.
     pub fn take(keys: &mut Keys<'_>, accepted: &[&str]) -> Result<Self> {
         let mut keys = keys.part(accepted);
         Ok(Self {
@@ -123,10 +123,10 @@ impl BlockSpec {
         })
     }
 
-    /// Returns the format that is given; `None`: none is given.
+    /// Returns the format; `None` if none is given.
     ///
     /// # Errors
-    /// A format that does not exist.
+    /// The format is unknown.
     pub fn format(&self) -> Result<Option<Format>> {
         match self.format.as_deref() {
             None => Ok(None),
@@ -136,10 +136,10 @@ impl BlockSpec {
         }
     }
 
-    /// Returns the bytes of a logical block: 512 unless another number is given, or 4096.
+    /// Returns the size of a logical block in bytes: 512 by default, or 4096.
     ///
     /// # Errors
-    /// Any other number.
+    /// The value is another number.
     pub fn logical_block(&self) -> Result<u32> {
         let block = in_range("block", self.block, 512, 512..=4096)? as u32;
         if block != 512 && block != 4096 {
@@ -148,10 +148,10 @@ impl BlockSpec {
         Ok(block)
     }
 
-    /// Returns the number of request queues: 1 unless another is given, to 16.
+    /// Returns the number of request queues, 1 to 16: by default 1.
     ///
     /// # Errors
-    /// Any other number.
+    /// The value is another number.
     pub fn queues(&self) -> Result<u16> {
         Ok(in_range("queues", self.queues, 1, 1..=16)? as u16)
     }
@@ -159,7 +159,7 @@ impl BlockSpec {
     /// Returns the number of entries of a queue.
     ///
     /// # Errors
-    /// No power of two from 2 to 1024.
+    /// The value is no power of two from 2 to 1024.
     pub fn queue_size(&self, default: u16) -> Result<u16> {
         size::queue_size(self.queue_size, default)
     }
@@ -177,8 +177,8 @@ mod tests {
                 let mut keys = Keys::parse("--block", &text).unwrap();
                 let others: Vec<_> = ALL.into_iter().filter(|other| *other != key).collect();
                 BlockSpec::take(&mut keys, &others).unwrap();
-                // One of the two values is none of its kind; that it was read says that it was
-                // taken.
+                // One of the two values does not fit the type of the key; an error of that kind
+                // shows that the key was taken.
                 let spec = BlockSpec::take(&mut keys, &ALL);
                 if let Ok(spec) = &spec {
                     assert_ne!(format!("{spec:?}"), format!("{:?}", BlockSpec::default()));

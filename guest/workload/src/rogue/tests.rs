@@ -3,39 +3,39 @@ use std::collections::BTreeMap;
 use super::pieces::PiecesConfig;
 use super::*;
 
-/// Flaw of an IOMMU, or of a layer that makes its tables from another one's.
+/// Fault of an IOMMU, or of a layer that builds its tables from a guest's tables (a shadow).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Flaw {
     None,
-    /// An IOVA without a mapping is a physical address.
+    /// An IOVA without a mapping is used as a physical address.
     Bypass,
     /// A mapping allows both directions.
     NoRights,
-    /// An ended mapping stays until this time has passed, in milliseconds.
+    /// A mapping stays in effect for this time after its end, in milliseconds.
     Stale(u64),
-    /// The last page of an ended mapping of several stays mapped.
+    /// The last page of a mapping of several pages stays mapped after its end.
     KeepsLast,
-    /// A mapping removes the last page of one before it, if it continues that one.
+    /// Making a mapping removes the last page of the mapping before it, if both are contiguous.
     TakesBefore,
-    /// A mapping removes the first page of one behind it, if that one continues it.
+    /// Making a mapping removes the first page of the mapping behind it, if both are contiguous.
     TakesBehind,
-    /// The 33rd page and later ones of a mapping are one page off in memory.
+    /// From the 33rd page of a mapping on, each page leads to the page behind the right one.
     Shifted,
     /// A mapping at an IOVA that was mapped before keeps the old memory.
     KeepsOld,
 }
 
-/// Physical address of this device's memory.
+/// Physical address of the fake device's memory.
 const PHYSICAL: u64 = 0x0a00_0000;
 
-/// A device like `edu`, and its IOMMU.
+/// A fake of QEMU's `edu` device, and of its IOMMU.
 struct Fake {
     flaw: Flaw,
     memory: Vec<u8>,
     buffer: [u8; COPY],
-    /// Page of memory and rights, by page of the IOVA.
+    /// Page of memory and rights, by the page number of the IOVA.
     pages: BTreeMap<u64, (usize, Access)>,
-    /// The same for ended mappings, with the time of the end.
+    /// Ended mappings in the same form, with the time of the end in milliseconds.
     ended: BTreeMap<u64, (usize, Access, u64)>,
     now_ms: u64,
     last_address: u64,
@@ -54,7 +54,7 @@ impl Fake {
         }
     }
 
-    /// Returns the byte of memory that a byte of an access reaches, if any.
+    /// Returns the offset in memory that an access to `iova` reaches, if any.
     fn translate(&self, iova: u64, is_write: bool) -> Option<usize> {
         let (page, offset) = (iova / PAGE as u64, (iova % PAGE as u64) as usize);
         let live = self.pages.get(&page).copied();
@@ -165,7 +165,7 @@ impl CopyDevice for Fake {
     }
 }
 
-/// Returns the attempts of a device with this flaw that arrived: `state/access`.
+/// Returns the attempts that reached memory on a device with this flaw, as `state/access`.
 fn arrived(flaw: Flaw, config: &AttemptConfig) -> Result<Vec<String>, String> {
     let mut device = Fake::new(flaw);
     prove(&mut device)?;
@@ -284,7 +284,7 @@ fn device_that_does_nothing_or_sees_no_page_is_no_proof() {
     assert!(reason.contains("no proof"), "{reason}");
 }
 
-/// Runs pieces over a device with this flaw.
+/// Runs the random mappings of [`pieces`] on a device with this flaw.
 fn run_pieces(flaw: Flaw, seed: u64, wait: u64) -> Result<pieces::PiecesReport, String> {
     let mut device = Fake::new(flaw);
     prove(&mut device)?;
@@ -295,7 +295,7 @@ fn run_pieces(flaw: Flaw, seed: u64, wait: u64) -> Result<pieces::PiecesReport, 
     };
     let report = pieces::run(&mut device, &config)?;
     let left = device.pages.len();
-    // The bounce page stays mapped.
+    // The mapping of the bounce page is not ended.
     assert!(report.arrived > 0 || left == 1, "{left} pages are left");
     Ok(report)
 }

@@ -1,5 +1,5 @@
-//! Removal of what a process left in tracefs when it ended without dropping its histograms: an
-//! instance with triggers, and synthetic events.
+//! Removal of the trace instance, triggers and synthetic events of processes that ended without
+//! dropping their histograms.
 
 use std::fs;
 use std::path::Path;
@@ -7,8 +7,8 @@ use std::path::Path;
 use super::triggers::{self, Names};
 use super::{ROOT, append, instance_of};
 
-/// Returns the processes, in order, of which instances or synthetic events stand among `names` and
-/// that are not alive.
+/// Returns, in ascending order, the ids of processes that are not alive and whose trace instances
+/// or synthetic events are among `names`.
 pub fn leftovers<'a>(
     names: impl IntoIterator<Item = &'a str>,
     is_alive: impl Fn(u32) -> bool,
@@ -25,11 +25,11 @@ pub fn leftovers<'a>(
     dead
 }
 
-/// Removes them, those of `own` included, whose number may have been another's before. What cannot
-/// be removed stays.
+/// Removes the leftovers of dead processes, and those under the id `own`, which an earlier process
+/// may have had. An entry that cannot be removed stays.
 ///
-/// A process of another PID namespace that shares this tracefs counts as dead: its ledger becomes
-/// coarser.
+/// A live process in another PID namespace that shares this tracefs is taken for dead and loses its
+/// histograms: its ledger becomes coarser.
 pub fn remove(own: u32) {
     let entries = fs::read_dir(Path::new(ROOT).join("instances"));
     let entries = entries.into_iter().flatten().flatten();
@@ -44,12 +44,12 @@ pub fn remove(own: u32) {
     let is_alive = |pid: u32| pid != own && Path::new("/proc").join(pid.to_string()).exists();
     for pid in leftovers(names.iter().map(String::as_str), is_alive) {
         let (instance, names) = (instance_of(pid), Names::of_process(pid));
-        // In reverse: a join before the trigger whose variable it uses.
+        // In reverse: a join is removed before the trigger whose variable it uses.
         let set = triggers::triggers(&[], &names);
         let set = set.iter().rev().map(|trigger| trigger.event.as_str());
         for event in set.chain([triggers::PAGE_FAULTS]).chain(triggers::WRITES) {
-            // The instance's process has ended, so all of its triggers go: opening for truncation
-            // removes them.
+            // The owner of the instance has ended, so all of its triggers may go: opening the file
+            // for truncation removes them.
             let trigger = instance.join(event).join("trigger");
             let _ = fs::File::options().write(true).truncate(true).open(trigger);
         }
@@ -76,7 +76,7 @@ mod tests {
             "exitless_tick_12",
             "exitless_irq_13",
             "exitless-7",
-            // Of other programs.
+            // Names of other programs.
             "exitless",
             "exitless-",
             "exitless-self",

@@ -1,4 +1,4 @@
-//! Cases in which a guest returns memory (`run --balloon`).
+//! Cases in which a guest returns memory by its balloon (`run --balloon`).
 
 use std::time::Duration;
 
@@ -10,7 +10,8 @@ use super::case::Case;
 use crate::system::guest::{Guest, Mode, Outcome};
 use crate::system::host::Host;
 
-/// Oldest packaged kernel that traces stores to shared memory (6.7).
+/// Oldest packaged kernel with asynchronous write-protection in userfaultfd (6.7), by which the
+/// pager tracks stores to shared memory.
 const KERNEL: Version = Version::new(6, 12);
 /// Pages in a MiB.
 const MIB: u64 = 256;
@@ -42,10 +43,10 @@ fn until(key: &str, pages: u64) -> String {
     )
 }
 
-/// Case in which a stock guest of 256 MiB gives up 32 or 120 as it boots, and takes most of them
-/// back when it may.
+/// Case in which a stock guest of 256 MiB gives up 32 or 120 MiB while it boots, and takes most of
+/// them back when the target falls.
 fn live(mode: Mode, memory: Memory) -> Case {
-    // A page that the guest clears before it gives it up takes a fault if it is paged out.
+    // If a page is paged out and the guest clears it before it gives it up, that is a fault.
     let (big, small) = match memory {
         Memory::Plain => (120, 20),
         Memory::Swapped => (32, 8),
@@ -56,7 +57,7 @@ fn live(mode: Mode, memory: Memory) -> Case {
     );
     let run = move |host: &Host| {
         host.put("target", format!("{big}M").as_bytes())?;
-        // A second of statistics before the last word.
+        // Lasts longer than a second, so that the statistics are sent once more before the end.
         let script = format!(
             "{} && grep -E ^Mem /proc/meminfo && echo it is full && {} && sleep 5 && grep -E ^Mem \
              /proc/meminfo && \
@@ -66,7 +67,7 @@ fn live(mode: Mode, memory: Memory) -> Case {
         );
         let mut guest = Guest::new(mode, script);
         guest.idle = "adaptive";
-        // Without this option Linux counts the balloon's pages as its own.
+        // Without this option Linux counts the balloon's pages as part of MemTotal.
         let balloon = format!("file={},deflate-on-oom=off", host.path("target"));
         guest.flags.extend(["--balloon".into(), balloon]);
         if let Memory::Swapped = memory {
@@ -89,7 +90,7 @@ fn live(mode: Mode, memory: Memory) -> Case {
         };
         let swap = &outcome.ledger["whole"]["swap"];
         let discarded = swap["discarded"].as_u64();
-        // Linux also gives up pages that were never stored to.
+        // Linux also gives up pages that were never written, which the pager does not hold.
         ensure!(discarded > Some(0), "no page was given up: {swap}");
         Ok(format!("{seen}; {swap}"))
     };
@@ -100,10 +101,10 @@ fn live(mode: Mode, memory: Memory) -> Case {
     }
 }
 
-/// Case in which a guest that has used much memory and needs little gets a growing target, step by
-/// step, while its pager is at its limit.
+/// Case with `target=auto`: a guest that has used much memory and needs little of it receives a
+/// target that grows in steps while its pager is at its limit.
 fn grows() -> Case {
-    /// Two steps of 5 % of 256 MiB.
+    /// Two steps of the target, each of 5 % of 256 MiB, in pages.
     const STEPS: u64 = 2 * 256 * MIB / 20;
     let run = |host: &Host| {
         let script = format!(
@@ -127,7 +128,7 @@ fn grows() -> Case {
     Case::new(name, run).needing(KERNEL)
 }
 
-/// Checks that the guest had `most` pages in the balloon at most, and has `last` of them.
+/// Checks that the guest had `most` pages in the balloon, and has `last` pages there at the end.
 fn check(outcome: &Outcome, last: u64, most: u64) -> Result<String> {
     let totals: Vec<u64> = outcome
         .console

@@ -1,4 +1,4 @@
-//! The cases: each boots a stock guest and checks the outcome.
+//! Cases of the self-test: each boots a stock guest and checks the outcome.
 
 use std::time::Duration;
 
@@ -13,17 +13,17 @@ use crate::system::host::Host;
 use crate::system::programs::Exitless;
 use crate::system::workloads::{self, Rogue};
 
-/// Returns the cases of `make test`: everything once, the longest first.
+/// Returns the cases of `make test`: each kind of case once, the longest first.
 pub fn quick() -> Vec<Case> {
-    // Of the three choices of a machine, every two are combined, each pair in a guest that does
-    // more than boot. Under trap a core is woken both ways: by a doorbell, and by a vCPU that waits
-    // for the answer to a register access.
+    // A machine has three parameters (register mode, vCPUs, strict or lazy). Every pair of values
+    // occurs in some guest that does more than boot. In trap mode a sidecore is woken in both ways:
+    // by a doorbell, and by a vCPU that waits for the answer to a register access.
     let mut cases = every(&[Mode::Trap]);
     cases.extend(swapped::quick());
     cases
 }
 
-/// Returns all cases but those that only boot; forced sleeps under `sleeps_under`.
+/// Returns all cases except those that only boot, with forced sleeps in the modes `sleeps_under`.
 fn every(sleeps_under: &[Mode]) -> Vec<Case> {
     let mut cases = held::quick();
     cases.extend([
@@ -47,8 +47,8 @@ fn every(sleeps_under: &[Mode]) -> Vec<Case> {
     cases
 }
 
-/// Returns the cases of `make soak`: everything twenty times, each machine's boot included, and
-/// long I/O.
+/// Returns the cases of `make soak`: each case twenty times, the boot of each machine included, and
+/// long runs of I/O.
 pub fn soak() -> Vec<Case> {
     let named = |round: u32| {
         let boots = Machine::all().map(boot);
@@ -61,7 +61,8 @@ pub fn soak() -> Vec<Case> {
     cases.extend(
         ["poll", "adaptive"].map(|idle| mixed(Machine::new(Mode::Shared, 4, true), 300, idle)),
     );
-    // As many as `run` permits. Each is a thread, and the lab has two processors for all of them.
+    // As many vCPUs as `run` permits. Each is a thread, and the lab's host has two processors for
+    // all of them.
     cases.push(mixed(Machine::new(Mode::Shared, 16, true), 60, "adaptive"));
     cases.extend(elf::soak());
     cases.push(remote_disk(20));
@@ -101,7 +102,7 @@ fn mixed(machine: Machine, seconds: u32, idle: &'static str) -> Case {
         machine.name()
     );
     Case::new(name, move |host| {
-        // It holds the disk until the second run has ended, however late that started.
+        // The first run keeps the disk until the second has ended, however late that started.
         let script = format!(
             "echo now mixed && workload mixed /dev/vda --seconds {seconds} --seed 5 --depth 8 && \
              workload button"
@@ -113,7 +114,7 @@ fn mixed(machine: Machine, seconds: u32, idle: &'static str) -> Case {
         let mut first = guest.spawn(host)?;
         let second = match first.wait_for("now mixed") {
             Ok(()) => Some(guest.try_run(host)?),
-            // It has ended; `check` returns the reason.
+            // The first run has ended; `check` below returns the reason.
             Err(_) => None,
         };
         if first.wait_for("button ready").is_ok() {
@@ -235,8 +236,8 @@ fn rogue(machine: Machine) -> Case {
         machine.name()
     );
     Case::new(name, move |host| {
-        // The kernel's reports of the faults are read from its log. On the console they would
-        // interrupt the guest's own output, which is still being sent.
+        // The script reads the kernel's reports of the faults from its log. On the console they
+        // would be mixed with the guest's own output, which is still being sent.
         let mut guest = machine.guest("dmesg -n 1");
         for rogue in Rogue::ALL {
             rogue.add(&mut guest, host)?;
@@ -250,11 +251,11 @@ fn rogue(machine: Machine) -> Case {
     })
 }
 
-/// Case of reads under strict invalidation, by the product and by the lab's program without a
-/// fault: counts that do not depend on time are the same in both, so that counts under the one hold
-/// for the other.
+/// Case of reads under strict invalidation, in the product and in the lab's program without faults.
+/// Counts that do not depend on time must be equal, so that counts measured in one program hold for
+/// the other.
 fn both_programs(mode: Mode) -> Case {
-    /// Reads in the window, one at a time.
+    /// Reads in the measured window, one at a time.
     const READS: u64 = 200;
     Case::new(
         format!(
@@ -299,8 +300,8 @@ fn forced_sleeps(mode: Mode, sleeps: u64) -> Case {
     Case::new(
         format!("{sleeps} forced sleeps lose no wake-up: {}", mode.name()),
         move |host| {
-            // A read takes a few submissions and a doorbell: with a sleep at every idle sweep, this
-            // many reads cannot be done in fewer sleeps than there are reads.
+            // A read takes a few submissions and a doorbell. With a sleep at every idle sweep, this
+            // many reads cause at least as many sleeps.
             let script = format!("workload reads /dev/vda --count {sleeps} --no-markers");
             let mut guest = with_disk(Guest::new(mode, script), host, "")?;
             guest.faults.push("sidecores:sleep=1".into());
@@ -315,8 +316,8 @@ fn forced_sleeps(mode: Mode, sleeps: u64) -> Case {
     )
 }
 
-/// Runs `guest` with the first disk of a daemon, which is killed and started again `kills` times
-/// once the guest says that it is `now mixed`. Returns the guest's outcome, and the number of
+/// Runs `guest` with the first disk of a vhost-user daemon. Once the guest has printed `now mixed`,
+/// the daemon is killed and restarted `kills` times. Returns the guest's outcome, and the number of
 /// requests that the last daemon has served.
 fn serve_and_kill(
     host: &Host,
@@ -337,7 +338,7 @@ fn serve_and_kill(
     }
     let outcome = guest.wait();
     let (stats, said) = daemon.end()?;
-    // A guest that hangs does not show the state of the other side.
+    // If the guest hangs, its outcome does not show the daemon's state.
     let outcome = outcome.with_context(|| format!("the daemon said: {said}; counted: {stats}"))?;
     outcome
         .check()
@@ -347,8 +348,8 @@ fn serve_and_kill(
     Ok((outcome, requests))
 }
 
-/// Case without IOMMU: a disk that a daemon serves, killed and started again while the guest writes
-/// and verifies, and beside it a read-only one of the program's own, in blocks of 4 KiB.
+/// Case without IOMMU: a disk of a daemon that is killed and restarted while the guest writes and
+/// verifies; beside it a read-only disk of the machine itself, with blocks of 4 KiB.
 fn remote_disk(kills: u32) -> Case {
     Case::new(
         format!(
@@ -390,9 +391,9 @@ fn remote_disk(kills: u32) -> Case {
     )
 }
 
-/// Case behind the emulated IOMMU: a disk that a daemon serves. The daemon translates by the
-/// mappings that it receives and drops those that the guest unmaps; it is killed and started again
-/// while the guest writes and verifies.
+/// Case behind the emulated IOMMU: a disk of a daemon, which translates by the mappings that it
+/// receives and drops those that the guest unmaps. The daemon is killed and restarted while the
+/// guest writes and verifies.
 fn remote_disk_behind(machine: Machine, kills: u32) -> Case {
     Case::new(
         format!(
@@ -409,8 +410,8 @@ fn remote_disk_behind(machine: Machine, kills: u32) -> Case {
             host.put("behind.img", &workloads::pattern(SEED)[..2 * MIB])?;
             let plan = DaemonPlan {
                 disks: vec![format!("path={},queues=2", host.path("behind.img"))],
-                // If all cores polled, they would keep each other waiting: the lab has two
-                // processors, and a strict guest spins too.
+                // If all threads polled, they would delay each other: the lab's host has two
+                // processors, and a guest with strict invalidation spins too.
                 nets: Vec::new(),
                 idle: "sleep",
                 limit: Duration::from_secs(180 + u64::from(seconds)),
@@ -435,9 +436,9 @@ fn idle() -> Case {
     Case::new(
         "the sidecore of an idle guest uses less than 1 % of a CPU: shared",
         |host| {
-            // Long, compared with the polling after the last work: the policy polls for ten times
-            // the cost of arming before it sleeps, which is 0.1 s on an emulated processor (and
-            // less once it has learnt that idle periods are long).
+            // Long, compared with the polling after the last request: the policy polls for ten
+            // times the cost of arming before it sleeps. That is 0.1 s on an emulated processor
+            // (and less once the policy has learnt that idle periods are long).
             let script = "workload reads /dev/vda --count 50 --no-markers && sleep 1 && workload \
                  idle --seconds 30";
             let mut guest = with_disk(Guest::new(Mode::Shared, script), host, "")?;
@@ -450,7 +451,7 @@ fn idle() -> Case {
             let used = used.context("a window without the sidecore's time")?;
             let duration = window["duration_ns"].as_f64();
             let share = used / duration.context("a window without its length")?;
-            // If an emulated CPU waits for a CPU of its host, it counts the wait as its own time.
+            // If an emulated CPU is preempted on its host, it counts that time as used.
             let limit = match host {
                 Host::Lab(_) => 0.01 * lab::patience::stretch(),
                 Host::Native(_) => 0.01,

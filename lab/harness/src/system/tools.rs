@@ -5,14 +5,14 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-/// Returns a path as an argument.
+/// Returns a path as text, for an argument of a command.
 pub fn text(path: &Path) -> Result<&str> {
     path.to_str()
         .with_context(|| format!("{} is not UTF-8", path.display()))
 }
 
-/// Runs a tool of this machine, and returns its output; those of file systems are searched for in
-/// directories that a user's PATH may lack.
+/// Runs a tool of this machine and returns its standard output. The search path includes the
+/// directories of system tools, which a user's PATH may lack.
 pub fn tool(name: &str, args: &[&str]) -> Result<String> {
     let path = std::env::var("PATH").unwrap_or_default();
     let ran = Command::new("/bin/sh")

@@ -1,4 +1,4 @@
-//! Files that a crate's sources name, and those that no source names.
+//! Files that a crate's sources refer to, and sources that no source refers to.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -8,11 +8,11 @@ use anyhow::{Context, Result};
 
 use crate::tokens::{after_group, is_attribute, lex, text_of};
 
-/// The sources below `folder` that no other one there names as a module, and that are none of
-/// `roots`: they are not compiled.
+/// Returns the sources below `folder` that no other source there names as a module and that are not
+/// among `roots`: they are not compiled.
 ///
 /// # Errors
-/// A source that is not there or not UTF-8.
+/// A source that does not exist or is not UTF-8.
 pub fn strays(folder: &Path, roots: &[PathBuf]) -> Result<Vec<PathBuf>> {
     let files = sources(folder)?;
     let mut named = BTreeSet::new();
@@ -39,14 +39,14 @@ pub fn strays(folder: &Path, roots: &[PathBuf]) -> Result<Vec<PathBuf>> {
     Ok(files.into_iter().filter(is_stray).collect())
 }
 
-/// The files of other packages, or of none, that sources of the package in `folder` compile, by the
-/// `path` of a module or by `include!`, `include_str!` and `include_bytes!`: the source, and the
-/// file. `folders` has those of all packages, which may lie in each other.
+/// Returns the files outside this package that its sources include, by the `path` attribute of a
+/// module or by `include!`, `include_str!` and `include_bytes!`: pairs of the source and the file.
+/// `folders` lists those of all packages, which may be nested.
 ///
-/// Not seen: a file that a macro is given as `$path`, and one that assembler text includes.
+/// Not detected: a file that is passed to a macro as `$path`, and one that assembler text includes.
 ///
 /// # Errors
-/// A source that is not there or not UTF-8.
+/// A source that does not exist or is not UTF-8.
 pub fn foreign_paths(folder: &Path, folders: &[PathBuf]) -> Result<Vec<(PathBuf, PathBuf)>> {
     let mut foreign = Vec::new();
     for file in sources(folder)? {
@@ -63,10 +63,10 @@ pub fn foreign_paths(folder: &Path, folders: &[PathBuf]) -> Result<Vec<(PathBuf,
     Ok(foreign)
 }
 
-/// Names of the functions in sources below `folder`, those of its tests among them.
+/// Returns the names of the functions in sources below `folder`, those of tests included.
 ///
 /// # Errors
-/// A source that is not there or not UTF-8.
+/// A source that does not exist or is not UTF-8.
 pub fn functions(folder: &Path) -> Result<BTreeSet<String>> {
     let mut found = BTreeSet::new();
     for file in sources(folder)? {
@@ -77,7 +77,8 @@ pub fn functions(folder: &Path) -> Result<BTreeSet<String>> {
     Ok(found)
 }
 
-/// Whether a file is of the package in `folder`: the innermost of `folders` that it lies in.
+/// Returns whether a file belongs to the package in `folder`: whether that is the innermost of
+/// `folders` that contains the file.
 #[must_use]
 pub fn is_in(file: &Path, folder: &Path, folders: &[PathBuf]) -> bool {
     let around = folders.iter().filter(|around| file.starts_with(around));
@@ -85,7 +86,7 @@ pub fn is_in(file: &Path, folder: &Path, folders: &[PathBuf]) -> bool {
     innermost.is_some_and(|innermost| innermost == folder)
 }
 
-/// Rust files below `folder`, but for build outputs.
+/// Returns the Rust files below `folder`, without build outputs.
 fn sources(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for entry in fs::read_dir(folder).with_context(|| folder.display().to_string())? {
@@ -105,7 +106,7 @@ pub(super) fn read(file: &Path) -> Result<String> {
     fs::read_to_string(file).with_context(|| file.display().to_string())
 }
 
-/// The same path without `.` and `..`, by its words alone.
+/// Returns the path without `.` and `..`, resolved textually.
 pub(super) fn plain(path: &Path) -> PathBuf {
     let mut plain = PathBuf::new();
     for part in path.components() {
@@ -120,11 +121,11 @@ pub(super) fn plain(path: &Path) -> PathBuf {
     plain
 }
 
-/// The name of a file in a source.
+/// A reference to a file in a source.
 enum Lead {
-    /// From the folder of the source.
+    /// Relative to the folder of the source.
     Source(String),
-    /// From the folder of the package.
+    /// Relative to the folder of the package.
     Package(String),
 }
 
@@ -137,7 +138,7 @@ impl Lead {
     }
 }
 
-/// The files that a source names: in attributes, and to be included.
+/// Returns the files that a source refers to, in attributes and in include macros.
 fn leads(tokens: &[String]) -> Vec<Lead> {
     let mut found = Vec::new();
     for at in 0..tokens.len() {
@@ -155,7 +156,7 @@ fn leads(tokens: &[String]) -> Vec<Lead> {
     found
 }
 
-/// The file that is included by a macro that is given this. What is built into `OUT_DIR` is the
+/// Returns the file that an include macro with these tokens refers to. Files in `OUT_DIR` are the
 /// package's own.
 fn included(given: &[String]) -> Option<Lead> {
     let texts: Vec<_> = given.iter().filter_map(|token| text_of(token)).collect();
@@ -166,7 +167,7 @@ fn included(given: &[String]) -> Option<Lead> {
     }
 }
 
-/// The `path = "…"` of an attribute, and whether it holds under a condition only.
+/// Returns the path in an attribute `path = "…"`, and whether it is conditional (`cfg_attr`).
 pub(super) fn path_of(attribute: &[String]) -> Option<(String, bool)> {
     let is_conditional = match attribute.first()?.as_str() {
         "path" => false,

@@ -1,4 +1,4 @@
-//! The split ring, device's side.
+//! The device's side of a split ring.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::fence;
@@ -158,7 +158,7 @@ impl Device for Split {
         self.called_at = new;
         if self.has_event_idx {
             let event = memory.load_u16(avail + 4 + 2 * usize::from(self.size), Relaxed);
-            // The specification's vring_need_event.
+            // `vring_need_event` of the specification.
             return new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old);
         }
         memory.load_u16(avail, Relaxed) & 1 == 0
@@ -169,7 +169,7 @@ impl Device for Split {
     }
 
     fn replay(&mut self) -> Vec<Chain> {
-        // `take` gives them, one by one.
+        // `take` returns the requests to be replayed, one by one.
         self.replay.reverse();
         Vec::new()
     }

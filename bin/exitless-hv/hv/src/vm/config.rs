@@ -1,5 +1,5 @@
-//! Configuration space: the guest's accesses by the ports 0xcf8 to 0xcff, as policy has them
-//! ([`eli::policy::config`]). The window in memory is hidden, and not mapped.
+//! PCI configuration space: the guest's accesses by the ports 0xcf8 to 0xcff, filtered by policy
+//! ([`eli::policy::config`]). The memory-mapped window (ECAM) is not mapped for the guest.
 
 use bare::{pci, port};
 use eli::policy::config::{Config, Read, Target, Write};
@@ -10,7 +10,7 @@ use crate::log::Hex;
 use crate::raw_ports::{CONFIG_ADDRESS as ADDRESS, CONFIG_DATA as DATA};
 
 impl Processor {
-    /// Carries out a read of such a port.
+    /// Emulates a read of one of these ports.
     pub(super) fn config_read(&mut self, number: u16, size: u8) -> u32 {
         let mut chips = self.machine.chips();
         let config = chips.config_mut();
@@ -36,7 +36,7 @@ impl Processor {
         target.part(word)
     }
 
-    /// Carries out a write to such a port.
+    /// Emulates a write to one of these ports.
     pub(super) fn config_write(&mut self, number: u16, size: u8, value: u32) {
         let mut chips = self.machine.chips();
         let config = chips.config_mut();
@@ -56,7 +56,7 @@ impl Processor {
         }
         let mut chips = self.machine.chips();
         let config = chips.config_mut();
-        // Reading a register of one that is not the guest's changes nothing, but it is of no use.
+        // A register of another device could be read without harm, but its value is not needed.
         let is_own = config
             .function()
             .is_some_and(|own| own.number == target.function);
@@ -82,26 +82,26 @@ impl Processor {
     }
 }
 
-/// Writes the device's base addresses again where it has lost them, by a reset or a sleep: at 0
-/// it would answer in the place of memory.
+/// Restores the device's BARs if it has lost them by a reset or a sleep state: at address 0 it
+/// would answer in the place of RAM.
 fn restore_addresses(config: &Config) {
     let Some(function) = config.function() else {
         return;
     };
     for (register, bar) in (0x10..).step_by(4).zip(function.bars) {
         if bar.size != 0 && pci::read(function.number, register) != bar.value {
-            // SAFETY: where firmware had it.
+            // SAFETY: the value that firmware had set.
             unsafe { pci::write(function.number, register, bar.value) }
         }
     }
 }
 
-/// Writes the accessed bytes of a register, and no others: some are cleared by being written.
+/// Writes the accessed bytes of a register only: other bytes may have bits that a write clears.
 fn write(target: Target, word: u32) {
     let data = DATA + u16::from(target.byte);
     let value = target.part(word);
     let address = 1 << 31 | u32::from(target.function) << 8 | u32::from(target.register);
-    // SAFETY: policy has allowed it: it is the assigned function's.
+    // SAFETY: policy has allowed this write; the register is the assigned function's.
     unsafe {
         port::out32(ADDRESS, address);
         match target.size {

@@ -1,4 +1,4 @@
-//! Reports of a run: windows between markers, and the end.
+//! Reports of a run: of windows between two markers, and at the end.
 
 use core::sync::atomic::Ordering;
 
@@ -11,14 +11,15 @@ use crate::memory::Canary;
 use crate::report::{Count, TOTALS};
 use crate::{core1, host, io_core, power};
 
-/// Windows of a run that are reported.
+/// Greatest number of windows that are reported.
 const WINDOWS_MAX: u32 = 256;
 
 impl Processor {
     pub(super) fn marker(&mut self, marker: u8) {
         match marker {
             1 => self.machine.begin_window(),
-            // A line takes 90 ms on a serial line, with interrupts held: the guest gets so many.
+            // A line takes 90 ms on a serial line, with interrupts held: the number of reports is
+            // bounded.
             2 if self.machine.windows() < WINDOWS_MAX => {
                 let account = self.machine.end_window();
                 self.report("window", &account);
@@ -31,12 +32,12 @@ impl Processor {
         }
     }
 
-    /// Prints a line of JSON.
+    /// Prints a report as a line of JSON.
     pub(super) fn report(&self, what: &str, account: &Account) {
         self.report_because(what, account, "");
     }
 
-    /// Prints a line of JSON, and why there is one.
+    /// Prints a report as a line of JSON, with the reason of the report.
     pub(super) fn report_because(&self, what: &str, account: &Account, why: &str) {
         use core::fmt::Write;
         let mut out = log::Line::begin();
@@ -95,7 +96,7 @@ impl Processor {
         let _ = writeln!(out, "\"contained_dma\":{contained}}}");
     }
 
-    /// Takes what the IOMMU has blocked.
+    /// Counts the faults that the IOMMU has recorded, and clears them.
     pub(super) fn look_at_dma(&mut self) {
         let counters = self.counters;
         let lost = self.machine.chips().dma_faults(|fault| {
@@ -111,8 +112,8 @@ impl Processor {
         self.counters.add(Count::DmaFaultsLost, lost.into());
     }
 
-    /// Returns whether it is time to read the clock, which is slower than this: a device's
-    /// register, and read three times. For an interval of milliseconds.
+    /// Returns whether a millisecond or so has passed since the clock was last read. Reading the
+    /// clock is slow: a device register, read three times.
     fn is_look_due(&mut self) -> bool {
         const CYCLES: u64 = 1_000_000;
         let now = processor::cycles();
@@ -123,7 +124,7 @@ impl Processor {
         is_due
     }
 
-    /// Ends a run that has a time (`until=`).
+    /// Ends a run with a time limit (`until=`) once that has passed.
     pub(super) fn look_at_the_clock(&mut self) {
         if self.machine.options().until != 0
             && self.is_look_due()
@@ -132,7 +133,7 @@ impl Processor {
             && self.machine.end()
         {
             say!("hv: {} ms are over", self.machine.options().until);
-            // A window that the guest did not end: of a guest that spins, that is the account.
+            // A window that the guest did not end: if the guest spins, this is its only report.
             let account = self.machine.end_window();
             self.report("time", &account);
             power::off();

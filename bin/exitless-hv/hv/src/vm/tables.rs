@@ -1,9 +1,10 @@
-//! The guest's interrupt descriptor table and its shadow, in place: the nested page tables show the
-//! shadow where the guest has its table, so that all its mappings of it lead there (NOTES: it works
-//! with page-table isolation, since no address changes).
+//! The guest's interrupt descriptor table (IDT) and its shadow, in place: the nested page tables
+//! map the shadow where the guest has its table, so that all of the guest's mappings of that page
+//! lead to the shadow. The table's address does not change, so this works with page-table isolation
+//! too.
 //!
-//! The thesis hides the shadow in a device's memory (§3.5.2); that changes the table's address, and
-//! so needs a mapping in every address space of the guest.
+//! Amit's thesis hides the shadow in a device's memory instead (§3.5.2). That changes the table's
+//! address, and so needs a mapping in every address space of the guest.
 
 use eli::defence::Defence;
 use eli::gate::{self, GATE_LEN, Gate};
@@ -21,8 +22,8 @@ use crate::vmcb;
 const SVME: u64 = 1 << 12;
 
 impl Processor {
-    /// Returns the guest's physical address of a linear one, by the guest's page tables; of four or
-    /// five levels.
+    /// Translates a linear address of the guest to a guest-physical one, by the guest's page tables
+    /// of four or five levels.
     pub(super) fn translate(&self, linear: u64) -> Option<u64> {
         const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
         let levels = self.levels()?;
@@ -46,7 +47,7 @@ impl Processor {
         None
     }
 
-    /// Levels of the guest's page tables, if it is in long mode.
+    /// Returns the number of levels of the guest's page tables, if it is in long mode.
     fn levels(&self) -> Option<u8> {
         let vmcb = &self.pages.vmcb;
         let (efer, cr0, cr4) = (
@@ -57,8 +58,8 @@ impl Processor {
         control::long_mode_levels(efer, cr0, cr4)
     }
 
-    /// Returns the linear address of the instruction at the guest's instruction pointer, in long
-    /// mode.
+    /// Returns the linear address of the guest's current instruction. In 64-bit mode the code
+    /// segment's base is not added.
     pub(super) fn instruction(&self) -> u64 {
         const LONG: u16 = 1 << 9;
         let vmcb = &self.pages.vmcb;
@@ -72,7 +73,7 @@ impl Processor {
 
     /// Handles the guest's write of EFER. Returns whether it is allowed.
     pub(super) fn write_efer(&mut self, value: u64) -> bool {
-        /// Bits that do not make the next entry fail.
+        /// Bits of EFER that the processor accepts on VM entry.
         const VALID: u64 = 0xcd01;
         let vmcb = &self.pages.vmcb;
         let new = if self.defends(Defence::Modes) {
@@ -92,15 +93,14 @@ impl Processor {
         true
     }
 
-    /// Follows a write to a register by which the processor's mode goes: the shadow is set up anew,
-    /// if the mode has changed.
+    /// Updates the shadow after a write to a register that may change the processor's mode.
     pub(super) fn mode_changed(&mut self) {
         if self.table.set_levels(self.levels()) {
             self.engage();
         }
     }
 
-    /// Takes notice that the guest loaded a table.
+    /// Handles a load of IDTR by the guest (LIDT).
     pub(super) fn table_loaded(&mut self) {
         let vmcb = &self.pages.vmcb;
         self.table
@@ -108,8 +108,8 @@ impl Processor {
         self.engage();
     }
 
-    /// Assigns the device's vectors, those of the command line, and the timer's if it is the
-    /// guest's own.
+    /// Recomputes the set of vectors that are delivered directly: the device's, those of the
+    /// command line, and the timer's if it is the guest's own.
     pub(super) fn assigned_changed(&mut self) {
         let mut assigned = self.machine.options().assign;
         if self.machine.options().mode.direct_modes().delivery {
@@ -128,7 +128,7 @@ impl Processor {
         }
     }
 
-    /// Sets up a shadow for the guest's table, or none.
+    /// Sets up the shadow of the guest's present table, or removes it.
     pub(super) fn engage(&mut self) {
         if !self.machine.options().mode.direct_modes().delivery {
             return;
@@ -137,14 +137,14 @@ impl Processor {
             self.protect_table(page);
         }
         if self.interrupts.core().is_engaged() {
-            // The last entry may have been in direct mode. Without a shadow the guest has its own
-            // limit.
+            // The last entry may have been in direct mode, with another IDT limit. Without a shadow
+            // the guest's own limit is in force.
             let limit = self.table.limit();
             self.pages.vmcb.set(vmcb::IDTR_LIMIT, limit);
         }
         self.place_shadow();
-        // Others protect its page before its content counts for good: they ask for it once more
-        // then.
+        // Other processors write-protect the table's page on this request. Then they ask this
+        // processor to update its shadow, since a gate may have been written before the protection.
         let shown = self.table.page();
         if self.machine.mailbox(self.index).set_shadowed(shown) {
             for index in self.others() {
@@ -191,14 +191,14 @@ impl Processor {
         }
     }
 
-    /// Returns whether a page has the table of one of the guest's processors, and so is protected
+    /// Returns whether a page holds the IDT of any processor of the guest, and so is protected
     /// here.
     pub(super) fn is_table(&self, page: u64) -> bool {
         self.table.is_at(page) || self.protected.contains(&Some(page))
     }
 
-    /// Shows a page as it is to be: the shadow where this processor's table is, without writes
-    /// where another's is.
+    /// Maps a page as it must be: to the shadow if it holds this processor's table, read-only if it
+    /// holds another processor's, else without restriction.
     pub(super) fn protect_table(&mut self, page: u64) {
         let (real, access) = if self.table.is_at(page) {
             (self.pages.shadow.address(), Access::Read)
@@ -210,7 +210,7 @@ impl Processor {
         self.map(page, real, access);
     }
 
-    /// Protects the pages of others' tables, which have changed.
+    /// Updates the protection of the pages of other processors' tables.
     pub(super) fn protect_others(&mut self) {
         for index in self.others() {
             let page = self.machine.mailbox(index).shadowed();
@@ -218,20 +218,20 @@ impl Processor {
             if before == page {
                 continue;
             }
-            // A step of this processor's may be in the middle of a write to either.
+            // This processor may be single-stepping a write to either page.
             self.finish_step();
             for page in before.into_iter().chain(page) {
                 self.protect_table(page);
             }
             if page.is_some() {
-                // What was written there before it was protected.
+                // A gate may have been written there before the page was protected.
                 self.ask(index, request::REFRESH);
             }
         }
     }
 
-    /// Takes notice of a write to a page with a table: the shadows of it are made anew, those of
-    /// others too before this processor goes on.
+    /// Handles a write to a page with a table: updates this processor's shadow of it, and waits
+    /// until other processors have updated theirs.
     pub(super) fn gates_written(&mut self, page: u64) {
         self.show_all();
         let machine = self.machine;
@@ -240,7 +240,7 @@ impl Processor {
         });
     }
 
-    /// Shows another page, or with other rights.
+    /// Maps a page of guest memory to the page `real`, with these rights.
     pub(super) fn map(&mut self, page: u64, real: u64, access: Access) {
         if self.pages.nested.map(page, real, access).is_err() {
             self.stop("no nested page table is left: the guest moves its table too far about");
@@ -248,12 +248,12 @@ impl Processor {
         self.pages.vmcb.flush();
     }
 
-    /// Returns the guest's own gate.
+    /// Returns the gate of the guest's own table.
     pub(super) fn guests_gate(&self, vector: Vector) -> Gate {
         self.table.guests_gate(self.machine.memory(), vector)
     }
 
-    /// Makes one gate of the shadow what it is to be.
+    /// Updates one gate of the shadow from the guest's own gate.
     pub(super) fn show_gate(&mut self, vector: Vector) {
         if !self.table.is_shown() {
             return;
@@ -265,13 +265,13 @@ impl Processor {
         }
     }
 
-    /// Makes all of them so.
+    /// Updates all gates of the shadow.
     pub(super) fn show_all(&mut self) {
         (0..=Vector::MAX).for_each(|vector| self.show_gate(vector));
     }
 }
 
-/// A set, for people.
+/// Formatter of a set of vectors.
 struct Vectors(VectorSet);
 
 impl core::fmt::Display for Vectors {

@@ -1,5 +1,5 @@
-//! The host's memory for this machine: the pager's limit where there is one, else that of the
-//! process's cgroups, else all of it.
+//! Host memory that is available to this machine: the pager's limit if there is a pager, else the
+//! limit of the process's cgroups, else all of the host's memory.
 
 use std::fs;
 use std::path::Path;
@@ -8,7 +8,7 @@ use super::super::memory::AskPager;
 use super::auto::HostMemory;
 use crate::resident::cgroups;
 
-/// Reads the present figures. `None` where the host has none.
+/// Reads the present figures. Returns `None` if the pager or the host gives none.
 pub fn look(pager: Option<&AskPager>) -> Option<HostMemory> {
     if let Some(pager) = pager {
         return pager().map(|status| HostMemory {
@@ -26,7 +26,7 @@ pub fn look(pager: Option<&AskPager>) -> Option<HostMemory> {
             &read("memory.pressure"),
         )
     });
-    // The tightest.
+    // The cgroup whose memory is used most, in proportion to its limit.
     let share = |memory: &HostMemory| memory.used as f64 / memory.limit.max(1) as f64;
     let tightest = limited.max_by(|a, b| share(a).total_cmp(&share(b)));
     tightest.or_else(|| {
@@ -36,8 +36,8 @@ pub fn look(pager: Option<&AskPager>) -> Option<HostMemory> {
     })
 }
 
-/// Returns the figures of a cgroup, by the text of its files; `None` if it has no limit. What its
-/// files' cache can give back at once is not used.
+/// Returns the figures of a cgroup by the text of its files; `None` if it has no limit. Inactive
+/// page cache counts as free, since the kernel can reclaim it at once.
 fn of_cgroup(current: &str, limits: &[String], stat: &str, pressure: &str) -> Option<HostMemory> {
     let limits = limits.iter().filter_map(|text| text.trim().parse().ok());
     let cache = number_of(stat, "inactive_file ").unwrap_or(0);
@@ -57,13 +57,14 @@ fn of_host(meminfo: &str, pressure: &str) -> Option<HostMemory> {
     })
 }
 
-/// Returns the number behind `key` at the beginning of a line.
+/// Returns the number that follows `key` at the beginning of a line.
 fn number_of(text: &str, key: &str) -> Option<u64> {
     let rest = text.lines().find_map(|line| line.strip_prefix(key))?;
     rest.split_whitespace().next()?.parse().ok()
 }
 
-/// Parses `some avg10=1.25 avg60=…`; 0 where the kernel does not give it.
+/// Returns the share of time, in percent, that some task waited for memory: `some avg10=1.25
+/// avg60=…`. 0 if the kernel does not report it.
 fn stalled(pressure: &str) -> f64 {
     let some = pressure
         .lines()
@@ -129,7 +130,7 @@ mod tests {
         assert_eq!((found.used, found.limit), (95, 100));
         let ended: AskPager = Box::new(|| None);
         assert_eq!(look(Some(&ended)), None);
-        // Whatever this host is.
+        // The figures are those of the test's host.
         let found = look(None).expect("Linux");
         assert!(found.limit > 0);
     }

@@ -1,4 +1,4 @@
-//! Operations on blocks of the device, and between blocks and pages.
+//! Operations on blocks of the device, and transfers between blocks and pages.
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ use crate::verify::content::Content;
 use crate::verify::shared::IoPath;
 
 impl Worker<'_> {
-    /// Writes pages to as many blocks from `block` on.
+    /// Writes pages to the same number of blocks, from `block` on.
     pub(super) fn store(
         &mut self,
         pages: Range<usize>,
@@ -26,7 +26,7 @@ impl Worker<'_> {
         Ok(())
     }
 
-    /// Reads blocks into as many pages from `page` on.
+    /// Reads blocks into the same number of pages, from `page` on.
     pub(super) fn load(
         &mut self,
         blocks: Range<usize>,
@@ -42,7 +42,7 @@ impl Worker<'_> {
         Ok(())
     }
 
-    /// Writes new content to up to [`BUFFER`] blocks, from the thread's buffer.
+    /// Writes new content to up to [`BUFFER`] blocks, from the worker's own buffer.
     pub(super) fn renew(&mut self, blocks: Range<usize>, way: IoPath) -> Result<(), String> {
         let at = self.number(blocks.start) * BLOCK as u64;
         for (index, block) in blocks.clone().enumerate() {
@@ -66,11 +66,11 @@ impl Worker<'_> {
         Ok(())
     }
 
-    /// Chooses one to `max` pages, and as many blocks.
+    /// Chooses one to `max` pages, and the same number of blocks.
     fn some_of_both(&mut self, max: usize) -> (Range<usize>, Range<usize>) {
         let (pages, blocks) = (self.some_pages(max), self.some_blocks(max));
         let len = pages.len().min(blocks.len());
-        // The rest of the longer range comes next.
+        // The remaining part of the longer range is chosen next.
         self.next_page = (pages.start + len) % self.part.pages;
         self.next_block = (blocks.start + len) % self.part.blocks;
         (
@@ -79,7 +79,7 @@ impl Worker<'_> {
         )
     }
 
-    /// Returns whether requests by this way can be made and counted as such.
+    /// Returns whether this I/O path is supported here, so that requests by it are counted as such.
     fn can(&self, way: IoPath) -> bool {
         way == IoPath::Cached || self.shared.has_direct()
     }
@@ -89,7 +89,8 @@ impl Worker<'_> {
             return Ok(0);
         }
         let (pages, blocks) = self.some_of_both(16);
-        // Mostly content that only these blocks have ever had; else the pages' present content.
+        // Three times in four content that no other blocks have had; otherwise the pages' present
+        // content.
         if !self.one_in(4) {
             for (page, block) in pages.clone().zip(blocks.clone()) {
                 let content = self.new_of_block(block);
@@ -130,7 +131,8 @@ impl Worker<'_> {
         Ok(blocks.len())
     }
 
-    /// Chooses a way for part of a block. Returns it with the alignment of the part.
+    /// Chooses an I/O path for a part of a block. Returns it with the alignment that the part
+    /// needs.
     fn way_of_part(&mut self) -> (IoPath, usize) {
         match self.way() {
             IoPath::Direct if self.shared.has_direct() && self.shared.sector < PAGE => {

@@ -1,4 +1,4 @@
-//! Each kind of operation alone, and the errors that are found.
+//! Each kind of operation by itself, and the errors that comparisons detect.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -8,10 +8,10 @@ use super::child::SHARE;
 use super::*;
 use crate::child::{Child, ChildExit};
 
-/// More than a chunk of memory, so that there is a chunk's end inside it.
+/// More pages than a chunk of memory has, so that a chunk's boundary lies inside.
 const PAGES: usize = 600;
 const BLOCKS: usize = 96;
-/// Blocks before those of the worker.
+/// Blocks of the image before those of the worker.
 const SKIP: u32 = 4;
 
 struct Image(PathBuf);
@@ -22,8 +22,8 @@ impl Drop for Image {
     }
 }
 
-/// Runs `test` with a worker that has an image of its own, and with the image, to change it behind
-/// the worker's back.
+/// Runs `test` with a worker that has an image of its own, and with the image's file, by which the
+/// test changes the image without the worker's knowledge.
 fn with_worker(name: &str, test: impl FnOnce(&mut Worker<'_>, &File)) {
     let name = format!("verify-{name}-{}", std::process::id());
     let image = Image(std::env::temp_dir().join(name));
@@ -46,7 +46,7 @@ fn with_worker(name: &str, test: impl FnOnce(&mut Worker<'_>, &File)) {
     test(&mut worker, &file);
 }
 
-/// Checks that the complaint begins with `begin`, and has each of `parts`.
+/// Checks that the error begins with `begin` and contains each of `parts`.
 #[track_caller]
 fn assert_complains(outcome: Result<(), String>, begin: &str, parts: &[&str]) {
     let text = outcome.unwrap_err();
@@ -68,7 +68,7 @@ fn each_kind_alone_keeps_to_the_model() {
             }
             worker.check_all().unwrap();
             let can = worker.counts().of(kind).operations > 0;
-            // A file is not discarded, and its run drops no caches.
+            // A file cannot be discarded, and its run drops no caches.
             let is_devices = matches!(kind, Kind::Discard | Kind::DropCaches);
             let may_lack = matches!(kind, Kind::WriteDirect | Kind::ReadDirect | Kind::ZeroOut);
             assert!(can != is_devices || may_lack, "{kind:?}");
@@ -175,7 +175,7 @@ fn wrong_memory_is_found_and_named() {
         (0..4).for_each(|page| worker.fill_page(page));
         worker.check_pages(0..4).unwrap();
         worker.fill_page(2);
-        // As if the page had returned to its earlier content.
+        // The page has reverted to its earlier content.
         let stale = Content::whole(Base::Sealed(super::super::content::Stamp {
             origin: Place::page(10_002),
             generation: 1,
