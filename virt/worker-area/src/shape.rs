@@ -141,7 +141,7 @@ impl Shape {
         let data = u64::from(self.data);
         let (read, written) = if at < all_read || all == 0 {
             // Below 2^32: `data` has 32 bits.
-            let read = data.min(all_read - at) as u32;
+            let read = data.min(all_read.saturating_sub(at)) as u32;
             let ends = at + u64::from(read) == all_read;
             let fits = u64::from(writable_at(read)) + u64::from(writable) <= data;
             (read, if ends && fits { writable } else { 0 })

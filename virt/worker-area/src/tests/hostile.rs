@@ -171,3 +171,13 @@ fn each_breach_is_named() {
     );
     assert_eq!(answered(1, 1, 0, 1), Misbehaviour::BehindEnd(1));
 }
+
+/// A faulty owner names a position in a request without bytes.
+#[test]
+fn position_beyond_an_empty_request_has_an_empty_last_window() {
+    for at in [1, 4096, u64::MAX] {
+        let window = shape().window(Totals::default(), at);
+        let parts = (window.readable, window.writable, window.is_last);
+        assert_eq!(parts, (0, 0, true), "{at}");
+    }
+}
