@@ -141,8 +141,8 @@ impl WorkerProcess for Kicked {
         self.below.next_event()
     }
 
-    fn has_answered(&mut self) {
-        self.below.has_answered();
+    fn record_answer(&mut self) {
+        self.below.record_answer();
     }
 
     fn end(&mut self, is_final: bool) {

@@ -73,7 +73,7 @@ pub fn main(
 ) -> Result<u8> {
     let Err(error) = disk_worker::serve(&args.into(), wrap);
     match error {
-        ServeError::Told => Ok(2),
+        ServeError::Reported => Ok(2),
         error @ ServeError::NoOwner(_) => Err(error)
             .context("device-worker is started by `exitless run --disk path=FILE,worker=on`"),
         error => Err(error.into()),

@@ -32,10 +32,10 @@ const SLOTS: u32 = 128;
 const START_LIMIT: Duration = Duration::from_secs(10);
 /// Least time between two starts. It bounds the cost of a request that crashes every worker: at
 /// most ten processes a second.
-const LEAST_LIFE: Duration = Duration::from_millis(100);
+const MIN_RESTART_INTERVAL: Duration = Duration::from_millis(100);
 /// Number of consecutive workers that end without completing a request, after which no other is
 /// started.
-const MOST_FRUITLESS: u32 = 3;
+const MAX_FAILED_WORKERS: u32 = 3;
 
 /// Settings of a disk's worker process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,7 +76,7 @@ pub enum StartError {
     Memory(#[source] FileError),
     /// The worker reports why it cannot start, in printable ASCII.
     #[error("the device worker cannot start: {0}")]
-    Told(String),
+    Reported(String),
     /// The process has ended without a report.
     #[error("the device worker has ended at its start")]
     Ended,
@@ -298,7 +298,7 @@ impl WorkerProcess for Link {
         event
     }
 
-    fn has_answered(&mut self) {
+    fn record_answer(&mut self) {
         if !self.shared.has_answered.load(Ordering::Relaxed) {
             self.shared.has_answered.store(true, Ordering::Relaxed);
         }
@@ -368,14 +368,14 @@ impl Supervisor {
                 true => 0,
                 false => fruitless + 1,
             };
-            let goes_on = is_replaced || (self.config.restarts && fruitless < MOST_FRUITLESS);
+            let goes_on = is_replaced || (self.config.restarts && fruitless < MAX_FAILED_WORKERS);
             if !goes_on {
                 (self.report)(Report::Gone { how });
                 self.shared.tell(WorkerEvent::Gone);
                 return;
             }
             // Bounds the number of processes a second; it waits for no event.
-            std::thread::sleep(LEAST_LIFE.saturating_sub(begun.elapsed()));
+            std::thread::sleep(MIN_RESTART_INTERVAL.saturating_sub(begun.elapsed()));
             let started = match self.start() {
                 Ok(started) if started.facts == facts => started,
                 Ok(other) => {
@@ -512,7 +512,7 @@ impl Supervisor {
                     let disk = BlkFacts::from_words([capacity, alignment, discard, bits])?;
                     return Ok((disk, Confined::of(&facts)));
                 }
-                Start::Failed(why) => return Err(StartError::Told(why)),
+                Start::Failed(why) => return Err(StartError::Reported(why)),
                 Start::Waiting if has_ended => return Err(StartError::Ended),
                 Start::Waiting if left.is_zero() => return Err(StartError::NotReady),
                 // EINTR, or a word that no correct worker writes: the worker's end or the time

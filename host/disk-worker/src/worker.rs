@@ -64,7 +64,7 @@ pub enum ServeError {
     Area(#[from] OpenError),
     /// The start failed, and the owner has received the reason.
     #[error("its owner has the reason")]
-    Told,
+    Reported,
     /// The owner has broken the protocol of the shared area.
     #[error(transparent)]
     Owner(#[from] OwnerError),
@@ -129,12 +129,12 @@ pub fn serve(
         Ok(begun) => begun,
         Err(error) => {
             area.failed(&in_full(&*error));
-            ring(ready.as_fd());
-            return Err(ServeError::Told);
+            signal_eventfd(ready.as_fd());
+            return Err(ServeError::Reported);
         }
     };
     area.ready(facts);
-    ring(ready.as_fd());
+    signal_eventfd(ready.as_fd());
     drop(ready);
     // The log has no reader, and a system call that logging makes would kill the process.
     let silent = tracing::subscriber::NoSubscriber::new();
@@ -220,7 +220,7 @@ fn run(
     loop {
         let is_busy = worker.step(area)?;
         if area.publish() {
-            ring(call);
+            signal_eventfd(call);
         }
         if is_busy {
             looks = 0;
@@ -243,6 +243,6 @@ fn run(
 }
 
 /// Signals an eventfd. Its counter never comes near its limit.
-fn ring(fd: BorrowedFd<'_>) {
+fn signal_eventfd(fd: BorrowedFd<'_>) {
     let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
 }

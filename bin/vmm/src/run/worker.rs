@@ -45,7 +45,7 @@ pub fn start(name: String, disk: WorkerDisk, config: WorkerConfig) -> Result<Cag
 /// Remedy for a worker that does not start.
 fn with_remedy(error: StartError) -> Error {
     match error {
-        StartError::Told(_) => anyhow!(
+        StartError::Reported(_) => anyhow!(
             "{error} (worker=unconfined goes without a filter of system calls, worker=off without \
              a worker)"
         ),

@@ -188,7 +188,7 @@ impl CagedClass {
             };
             if !is_busy {
                 is_busy = true;
-                self.process.has_answered();
+                self.process.record_answer();
             }
             let own = &mut self.requests[answer.slot as usize];
             assert_eq!(own.state, State::Out, "answers are for what is out");

@@ -85,7 +85,7 @@ pub trait WorkerProcess: Send {
     fn next_event(&mut self) -> Option<WorkerEvent>;
 
     /// The worker has answered: if it ends now, that was not for want of a good start.
-    fn has_answered(&mut self);
+    fn record_answer(&mut self);
 
     /// Ends it, and starts another one unless `is_final`. Events follow.
     fn end(&mut self, is_final: bool);

@@ -65,7 +65,7 @@ impl WorkerProcess for Process {
         self.control.facts().events.pop_front()
     }
 
-    fn has_answered(&mut self) {}
+    fn record_answer(&mut self) {}
 
     fn end(&mut self, is_final: bool) {
         self.control.facts().ends.push(is_final);
