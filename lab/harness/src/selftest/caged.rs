@@ -38,11 +38,15 @@ fn verdict(outcome: &Outcome) -> Result<String> {
     mixed_summary(outcome)
 }
 
-/// Sends the one worker on the host a signal.
+/// Sends the worker of this host's first disk a signal. Other workers, as a machine with KVM may
+/// have, are left alone: they have other owners.
 fn signal_worker(host: &Host, signal: &str) -> Result<()> {
+    let disk = host.path("disk0.img");
     // The pattern does not match the shell that has it.
     let sent = host.script(&format!(
-        "for process in /proc/[0-9]*; do if grep -q 'device[-]worker' $process/cmdline; \
+        "for process in /proc/[0-9]*; do if grep -q 'device[-]worker' $process/cmdline && \
+         owner=$(sed -n 's/^PPid:[^0-9]*//p' $process/status) && \
+         grep -q 'path={disk},' /proc/$owner/cmdline; \
          then kill -{signal} ${{process#/proc/}} && echo sent; fi; done 2>/dev/null"
     ))?;
     let count = sent.lines().count();
